@@ -578,7 +578,7 @@ async def _carried(
         before = nuc.learned.answers if nuc.learned else ()
         learned = await nuc.learn(judged, **how)
         if isinstance(judged, Review):
-            _say_what_differs(learned, judged, before)
+            _say_what_differs(learned, judged, before, parts_of(nuc).instructions)
         return learned
     learned = await nuc.learn(judged, was=former, **how)
     known = {one.hash for one in judged.judged if one.source is not None}
@@ -602,8 +602,13 @@ async def _carried(
     return learned
 
 
-def _say_what_differs(learned: Learned, review: Review, before: Collection[bytes]) -> None:
-    """Say which texts of a review are not here, and how many answers of `before` stay."""
+def _say_what_differs(
+    learned: Learned, review: Review, before: Collection[bytes], instructions: str | None
+) -> None:
+    """Say if a review is by others, which texts of it are not here, and how many answers stay."""
+    asked = review.context.instructions
+    if review.context.run and asked != instructions:
+        to_stderr(f"note: the answers are by other --instructions than this run: {asked!r}")
     run, forget = review.context.run, "testnuc unlearn RESULTS"
     given, drawn = ({item.hash for item in items} for items in (review.judged, review))
     if run and (missing := learned.unused(given)):
@@ -802,7 +807,10 @@ def _reviews_of(source: str) -> dict[str, Review]:
         with suppress(InvalidInputError):
             review = Review.load(path)
             of = review.context.run[0] if review.judged and review.context.run else None
-            if of and (of == source or (note.texts and note.alike(RunNote.of(of)))):
+            same = of == source or (of and note.texts and note.alike(RunNote.of(of)))
+            asked = review.context.instructions
+            # a file of one name may have been written anew, of another question
+            if of and same and note.options.get("instructions", asked) == asked:
                 found[str(path)] = review
     return found
 

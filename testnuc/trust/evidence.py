@@ -47,6 +47,8 @@ _GRID = np.concatenate([[0.0, 1e-6], np.linspace(0.0025, 0.6, 96)])
 _SHRINK = 2
 #: With less probability it is not by chance that judged texts are left where others are not.
 _BY_CHANCE = 1e-3
+#: Times the chance of a text among all that were left: with more, some texts were preferred.
+_PREFERRED = 1.05
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -381,6 +383,21 @@ def draws_of(judged: Sequence[Judgment], texts: int) -> Draws:
     uniform = np.array([bool(j.uniform) for j in judged], dtype=np.bool_)
     uniform |= ~said & of_all(probability, floor, left)
     return Draws(texts, probability * share, floor * share, uniform)
+
+
+def weights_of(judged: Sequence[Judgment], differs: Bools) -> Float64s:
+    """Return of how many texts of its stratum each judged one speaks, by its chance, float64[m].
+
+    A review prefers texts on which candidates differ. `differs`, bool[m], says whether they do now.
+    Where they did not then, or no longer do, texts of one stratum had unlike chances.
+    """
+    chance = np.array([j.probability for j in judged], dtype=np.float64)
+    floor = np.array([j.floor for j in judged], dtype=np.float64)
+    left = np.array([j.texts for j in judged]) - np.arange(len(judged))
+    preferred = (floor * left > _PREFERRED) | differs
+    rare = np.isfinite(chance) & ((chance < floor) | ~preferred)
+    # over all draws: some may have been from all texts
+    return np.where(rare, np.mean((floor / chance)[rare]) if rare.any() else 1.0, 1.0)
 
 
 def drawn_here(judged: Sequence[Judgment], here: Collection[bytes]) -> Sequence[Judgment]:

@@ -17,13 +17,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from testnuc._base.arrays import Array, Bools, Float32s, Int32s, Int64s
+from testnuc._base.arrays import Array, Bools, Float32s, Float64s, Int32s, Int64s
 from testnuc._base.checks import checked_number, checked_whole, hash_text
 from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.trust.argmax import Argmax
 from testnuc.trust.certificates import Certificate, Strata, cells_of, certify, error_of, key_of
-from testnuc.trust.evidence import Draws, Judged, Judgment, ends_of_draws, pack, unpack
+from testnuc.trust.evidence import Draws, Judged, Judgment, ends_of_draws, pack, unpack, weights_of
 from testnuc.trust.joining import errors_of_judges, judge_error
 from testnuc.trust.macro import MacroF1, macro_f1
 from testnuc.trust.review import closest_label
@@ -289,10 +289,11 @@ class Learned(Brief):
 
         def of(*which: Any) -> Accuracy | None:
             inside, by, rows, drawn = self._sample(*which)
-            of_each = (self.right[by], self.before[by], drawn, self.drawn[by])
+            of_each = (self.right[by], self.before[by], drawn, self.drawn[by], weights[by])
             alike = bool((drawn & self.draws.uniform[by]).all())
             return accuracy_of(self._differs[inside], rows, *of_each, alike=alike)
 
+        weights = self._weights()
         every = together = True
         if texts is not None:
             texts = [*texts]
@@ -334,6 +335,15 @@ class Learned(Brief):
             true = np.array([label in (labels or ()) for labels in judged], dtype=np.bool_)
             found[label] = label_accuracy(given[:n][inside], true, *of_each)
         return found
+
+    def _weights(self) -> Float64s:
+        """Return of how many texts of its stratum each judged one speaks, float64[m]."""
+        keys = self.keys[self.rows].tolist() if len(self.keys) else []
+        differs = dict(zip(keys, np.isin(self.rows, np.flatnonzero(self._differs)), strict=False))
+        judged = [key_of(one.hash) for one in self.judged]
+        here = np.array([differs.get(key, False) for key in judged], dtype=np.bool_)
+        found = dict(zip(judged, weights_of(self.judged, here).tolist(), strict=True))
+        return np.array([found.get(key, 1.0) for key in keys or [0] * len(self.rows)])
 
     @property
     def to_measure(self) -> int:

@@ -107,6 +107,8 @@ class JudgedSample:
     drawn: Bools
     #: bool[m, C or 1], whether they were skipped, so may be a hit or not: the interval is wider.
     missing: Bools
+    #: float64[m], how many texts of its stratum each stands for, by its chance; None: equally many.
+    weights: Float64s | None = None
 
     def totals(
         self,
@@ -143,15 +145,16 @@ class JudgedSample:
     ) -> tuple[Float64s, Float64s, Float64s]:
         """Return the number of rows that are a hit, and bounds; float64[C] each."""
         of, copies = population.of[self.rows], population.copies[self.rows]
+        weights = np.ones(len(copies)) if self.weights is None else self.weights
         known = copies @ hits
         value = known.copy()
         cells = []
         for stratum, sizes in zip(population.used, population.sizes, strict=True):
             judged = of == stratum
             here = judged & self.drawn[:, None]
-            drawn, found = copies @ here, copies @ (here & hits)
-            # texts that stand for unlike numbers of rows are worth fewer draws
-            worth = here.sum(axis=0) * _evenness(sizes)
+            drawn, found = copies * weights @ here, copies * weights @ (here & hits)
+            # texts that stand for unlike numbers of rows, or texts, are worth fewer draws
+            worth = here.sum(axis=0) * _evenness(sizes) * _evenness(_sizes(here, weights))
             k = worth * _ratio(found, drawn)
             first, second = _prior(k, worth, prior, _POOLED / max(len(population.used), 2))
             if alike is not None:
@@ -332,6 +335,7 @@ def accuracy_of(
     before: Array,
     drawn: Bools,
     ranked: Bools,
+    weights: Float64s | None = None,
     *,
     alike: bool = False,
 ) -> Accuracy | None:
@@ -343,12 +347,14 @@ def accuracy_of(
     `drawn` and `ranked`, bool[m], which were drawn with equal chances in each stratum, and which
     from a ranking: these, and those chosen by hand, do not count, but are corrected: who looks for
     errors leaves fewer of them among the others. Strata of trust would miss the accuracy twice as
-    often: the trust of a judged text is by another fit than that of the others.
+    often: the trust of a judged text is by another fit than that of the others. `weights`,
+    float64[m], as for `JudgedSample`: strata now are not those then.
 
     `alike`: all `rows` were drawn with equal chances from all texts. Few draws need no strata then.
     """
     used, n = drawn & ~ranked, len(differs)
-    sample = JudgedSample(rows[used], used[used], before[used, None] < 0)
+    weights = None if weights is None else weights[used]
+    sample = JudgedSample(rows[used], used[used], before[used, None] < 0, weights)
     if alike and len(rows) >= 2 * LEAST_DRAWS and draws_lacking(differs, rows):
         differs = np.zeros_like(differs)
     if draws_lacking(differs, sample.rows) or not used.any():

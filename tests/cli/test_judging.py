@@ -1271,6 +1271,13 @@ def test_two_questions_about_the_same_texts_are_told_apart(tmp_path, monkeypatch
         code, _, err = run_here("learn", "other.csv", "s.db")
         assert code == 2
         assert "judgments by other --instructions than this run: 'Is it spam?', 'Is it u" in err
+        # a file that was written anew keeps its name
+        ran("classify", *of("urgent", llm), "-o", "spam.csv", "--overwrite")
+        code, _, err = run_here("learn", "spam.csv", "-o", "anew.csv")
+        assert code == 2, err
+        assert "no review of spam.csv with answers is in this folder" in err
+        _, err = ran("learn", "spam.csv", "review.json", "-o", "anew.csv")
+        assert "the answers are by other --instructions than this run: 'Is it spam?'" in err
         # rows that both runs wrote
         head, *rows = Path("spam-alone.csv").read_text().splitlines()
         part = [f"{head},mine", *(f"{row},1" for row in rows[:30])]
