@@ -133,7 +133,7 @@ class Escalation:
         self._referees: dict[str | int, RefereeModel] = {}
         #: Held while disagreements are judged: the windows of a stream share one review.
         self._lock = asyncio.Lock()
-        #: Size of the pool when the referee last judged, and named none of the labels.
+        #: Size of the pool when there was nothing to judge last, or it was judged in vain.
         self._judged_in_vain = 0
         #: The client's referee.
         self.referee = None if parts.referee is None else self._referee_of(parts.referee.model)
@@ -228,12 +228,14 @@ class Escalation:
 
     def _is_due(self, size: int) -> bool:
         """Whether disagreements in a pool of this size are to be judged."""
+        return size >= _GROWTH * max(self._judged_in_vain, self._judged)
+
+    @property
+    def _judged(self) -> int:
+        """Number of texts with a prediction when a referee last judged some of them."""
         known = self._learning.learned
-        if size < _GROWTH * self._judged_in_vain:
-            return False
-        if known is None or not any(j.source == "referee" for j in known.judged):
-            return True
-        return bool(size >= _GROWTH * known.texts)
+        judged = known.judged if known else ()
+        return max((one.texts for one in judged if one.source == "referee"), default=0)
 
     async def _learn_once(self) -> str | None:
         """Learn from a hundred texts that the client's referee judges.
@@ -253,6 +255,10 @@ class Escalation:
                 review = await self._learning.review(_REFEREED, goal, 0, mixed=True)
             except InvalidInputError:
                 # too few texts have a prediction
+                return None
+            if not len(review) or review.texts < _GROWTH * self._judged:
+                # of a large pool only some may have a prediction
+                self._judged_in_vain = size
                 return None
             failed = await self.ask(review, self._parts.referee.model)
             if not review.judged:

@@ -68,6 +68,22 @@ async def test_calls_are_foreseen_and_counted_apart(servers, tmp_path):
         assert repeated.labels == results.labels
 
 
+@pytest.mark.slow
+async def test_a_referee_judges_once_where_few_texts_have_a_prediction(servers, tmp_path):
+    """Each run judged a hundred more: the pool was larger than what was learned from."""
+    small, big = servers
+    given = {"labeler": testnuc.UncertaintySampling(max_fraction=0.5), "store": tmp_path / "s.db"}
+    async with client(servers, **given) as nuc:
+        first = await nuc.classify_many(TEXTS)
+    asked = small.calls, big.calls
+    assert asked[0] == 200
+    for _ in range(2):
+        async with client(servers, **given) as nuc:
+            again = await nuc.classify_many(TEXTS)
+            assert (again.labels, again.escalated) == (first.labels, first.escalated)
+    assert (small.calls, big.calls) == asked
+
+
 async def test_the_price_of_a_referee_is_foreseen():
     better = testnuc.OpenAI("gpt-4o", api_key="k")
     given = {"api_key": "k", "embedder": Clustered(), "referee": better}

@@ -247,6 +247,13 @@ async def test_a_referee_judges_sets():
             results = await nuc.classify_many(texts)
             assert nuc.referee_usage.calls == 100
             assert sum(row.source == "referee" for row in results) == 100
+            # once more where the pool has grown by half, and no more
+            for _ in range(3):
+                await nuc.classify_many(texts_of(200))
+                assert 100 < nuc.referee_usage.calls <= 200
+                asked = nuc.referee_usage.calls
+                await nuc.classify_many(texts_of(200))
+                assert nuc.referee_usage.calls == asked
 
 
 @pytest.mark.slow
