@@ -247,13 +247,17 @@ async def test_a_referee_judges_sets():
             results = await nuc.classify_many(texts)
             assert nuc.referee_usage.calls == 100
             assert sum(row.source == "referee" for row in results) == 100
-            # once more where the pool has grown by half, and no more
-            for _ in range(3):
-                await nuc.classify_many(texts_of(200))
-                assert 100 < nuc.referee_usage.calls <= 200
-                asked = nuc.referee_usage.calls
-                await nuc.classify_many(texts_of(200))
-                assert nuc.referee_usage.calls == asked
+
+
+@pytest.mark.slow
+async def test_a_referee_judges_sets_once(tmp_path):
+    """Each run judged a hundred more once the pool had grown by half."""
+    async with LoopbackLLM(says) as llm, LoopbackLLM(knows) as big:
+        better = testnuc.OpenAI("better", base_url=big.base_url, api_key="none")
+        for n, asked in ((400, 100), (700, 200), (700, 200), (700, 200)):
+            async with client(llm, referee=better, store=tmp_path / "s.db") as nuc:
+                results = await nuc.classify_many(texts_of(n))
+                assert big.calls == sum(row.source == "referee" for row in results) == asked
 
 
 @pytest.mark.slow
