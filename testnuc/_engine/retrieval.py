@@ -68,7 +68,7 @@ class Retriever:
         """
         batch = {entry.hash for entry in texts} if together else set[bytes]()
         voters = StoredVoters(self, batch)
-        matches: Matches | None = None
+        matches = empty_matches(len(texts), k)
         for start in range(0, len(texts), SEARCH):
             part = slice(start, start + SEARCH)
             hashes = [entry.hash for entry in texts[part]]
@@ -76,15 +76,8 @@ class Retriever:
                 found = await self._search_stored(vectors[part], hashes, k, upto, voters)
             else:
                 found = await self.pool.search(vectors[part], k, exclude=hashes, upto=upto)
-            if len(found.ids) == len(texts):
-                return found
-            if matches is None:
-                # allocated once: concatenating parts would need twice the memory
-                shape = (len(texts), found.ids.shape[1])
-                matches = Matches(np.empty(shape, np.int64), np.empty(shape, np.float32))
-            matches.ids[part] = found.ids
-            matches.similarities[part] = found.similarities
-        return empty_matches(0, 0) if matches is None else matches
+            matches.ids[part], matches.similarities[part] = found.ids, found.similarities
+        return matches
 
     async def _search_stored(
         self,
