@@ -192,8 +192,8 @@ class Components:
         self.full_scope = None if self.shortlist is None else predictor_of(None).scope
         self.instructions = instructions
         sampled = [(name, getattr(self.sampling, name)) for name in _SAMPLED]
-        # commands about this store need not repeat these options
-        self._facts = _known(
+        #: What is noted in the store: commands about it need not repeat these options.
+        self.facts = _known(
             model=self.model,
             **self.labels.record(),
             # a password may be part of an address
@@ -314,7 +314,7 @@ class Components:
         """Store the facts of the scope: options, and what answered so far."""
         answered = await self.answered()
         await self.store.describe(
-            self.predictor.scope, self._facts | _known(answered=answered or None)
+            self.predictor.scope, self.facts | _known(answered=answered or None)
         )
 
     async def answered(self) -> dict[str, list[str]]:
@@ -375,7 +375,7 @@ class Components:
         if named or scopes is None or await self.store.count(self.predictor.scope):
             return
         for scope, facts in await scopes():
-            alike = all(facts.get(name) == self._facts[name] for name in ("model", "labels"))
+            alike = all(facts.get(name) == self.facts[name] for name in ("model", "labels"))
             if alike and (url := facts.get("base_url")) and await self.store.count(scope):
                 raise InvalidInputError(
                     f"the store has answers of {model} with these labels from {url}, embedder "

@@ -119,7 +119,10 @@ class Learning:
         seen = set() if before is None else {j.hash for j in before.used}
         open_ = np.array([entry.hash not in seen for entry in run.batch.own], dtype=np.bool_)
         if goal == "later" and before is not None:
-            open_[: before.first_later(len(open_))] = False
+            later = before.first_later(len(open_))
+            open_[:later] = False
+            # nothing came later: others are texts that the LLM was not asked about
+            goal = goal if later else "count"
         offer = fit.offer(before, open_)
         rng = np.random.default_rng([seed, len(seen)])
         items: list[ReviewItem] = []
@@ -408,6 +411,18 @@ def _key(parts: Components) -> bytes:
 def key_of(scope: bytes, embedder: str) -> bytes:
     """Return the key of what was learned: of the predictions and of the embedder."""
     return blake2b(scope + embedder.encode(), digest_size=16).digest()
+
+
+async def learned_in(store: Any) -> list[tuple[dict[str, Any], bytes]]:
+    """Return all that was learned in a store, with what is known of the run."""
+    held = dict(await store.learned())
+    names = [name for name, _ in await store.embedders()]
+    return [
+        (facts, held[key])
+        for scope, facts in await store.scopes()
+        for key in (key_of(scope, name) for name in names)
+        if key in held
+    ]
 
 
 async def erase_texts(store: Any, hashes: Collection[bytes]) -> set[bytes]:

@@ -17,7 +17,7 @@ from testnuc._base.checks import hash_text, valid_text
 from testnuc._base.display import one_line
 from testnuc._base.loop_thread import run_to_end
 from testnuc._engine.carried import added_labels
-from testnuc._engine.learning import key_of
+from testnuc._engine.learning import learned_in
 from testnuc.cli.answered_texts import labeled, newest, opened, say_if_changed, texts_for
 from testnuc.cli.answering import judge, write_page
 from testnuc.cli.files import free_name, require_kind, require_new, write_results
@@ -551,13 +551,9 @@ async def _from_store(
     nuc: TestNUC, store: str, former: Mapping[str, Sequence[str]], **how: Any
 ) -> Learned:
     """Learn from what was judged in another store, last, if it can be by the same instructions."""
-    found = dict[Any, bytes]()
     existing(store)
     async with opened_store(store) as held:
-        for scope, facts in await held.scopes():
-            for embedder, _ in await held.embedders():
-                if data := await held.get_learned(key_of(scope, embedder)):
-                    found[facts.get("instructions")] = data
+        found = {facts.get("instructions"): data for facts, data in await learned_in(held)}
     if not found:
         raise InvalidInputError(f"{store} has no judgments; name a review, or another store")
     data = found.get(parts_of(nuc).instructions)

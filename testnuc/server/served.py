@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import orjson
 
 from testnuc._base.checks import needing
+from testnuc._engine.learning import learned_in
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import (
     BudgetReservedError,
@@ -34,7 +35,7 @@ from testnuc.limits.budget import PICO
 from testnuc.server.errors import ERROR_TYPES, error_fields
 from testnuc.server.settings import ServerSettings
 from testnuc.transport.calls import PATIENCE, Patience
-from testnuc.trust.audit import AuditedText, AuditWeek, is_audit, week_of
+from testnuc.trust.audit import AuditedText, AuditWeek, week_of
 from testnuc.trust.learned import Learned
 from testnuc.trust.review import ReviewContext
 from testnuc.types import Classification, Reason
@@ -120,6 +121,8 @@ Failed: TypeAlias = dict[str, list[Exception]]
 _FOR_PROBE = 10.0
 #: Results kept for the page.
 _RECENT = 1_000
+#: What is noted of a run, and changes no question to the LLM.
+_NOT_ASKED = ("k", "policy", "answered", "former")
 
 
 class ServedSet:
@@ -288,17 +291,24 @@ class ServedSet:
         if self.audit is not None:
             self.audit.start()
             await self.audit.flush()
+        parts = parts_of(self.nuc)
         # stores of one's own have what the protocol has
-        learned = getattr(parts_of(self.nuc).store, "learned", None)
-        kept = () if learned is None or self.nuc.learned else await learned()
-        # but what audits keep there
-        if any(not is_audit(data) and not data.startswith(b"{") for _, data in kept):
+        if self.nuc.learned or not hasattr(parts.store, "learned"):
+            return
+        own = parts.facts
+        others = [
+            [n for n in own | of if of and n not in _NOT_ASKED and own.get(n) != of.get(n)]
+            for of, _ in await learned_in(parts.store)
+        ]
+        if others:
+            fewest = min(others, key=len)
             _log.warning(
-                "%sthe store was learned from with other labels, another model, base URL, prompt "
-                "or embedder, which is not used here; send the texts of before again, then testnuc "
-                "learn STORE STORE --labels LABELS carries the judgments over, and SIGHUP reads "
-                "them; with the settings of before they are used again",
+                "%sthe store was learned from with another %s, which is not used here; send the "
+                "texts of before again, then testnuc learn STORE STORE --labels LABELS carries the "
+                "judgments over, and SIGHUP reads them; with the settings of before they are used "
+                "again",
                 "".join(f"{name}: " for name in self._place.values()),
+                ", ".join(fewest).replace("labels", "label set") or "setting",
             )
 
     async def close(self) -> None:

@@ -1050,3 +1050,15 @@ async def test_of_several_labels_texts_without_any_are_asked_about_first_when_on
         learned = await nuc.learn(again)
         assert not learned.reopened
         assert {one.label for one in learned.judged if one.text in unfit} == {new}
+
+
+async def test_where_nothing_came_later_all_texts_are_drawn_from():
+    """As with `ask="unsure"`, where a file has more texts than were asked: draws counted nothing."""
+    async with client(Says(), policy="majority", k=0) as nuc:
+        await nuc.classify_many(texts_of(200))
+        review = await nuc.review(20)
+        judge(review)
+        await nuc.learn(review)
+        again = await nuc.review(10, goal="later")
+        assert {item.goal for item in again} == {"count"}
+        assert all(item.probability == item.floor for item in again)

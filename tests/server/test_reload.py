@@ -216,7 +216,7 @@ async def test_judgments_that_other_labels_leave_unused_are_a_warning(tmp_path, 
         await first.learn(review)
         await service.use(more)
         [line] = [r.getMessage() for r in caplog.records if "is not used here" in r.getMessage()]
-        assert "the store was learned from with other labels" in line
+        assert "the store was learned from with another model, label set, which is not" in line
         assert "send the texts of before again, then testnuc learn STORE STORE" in line
         await service.use(first)
     assert caplog.text.count("is not used here") == 1
@@ -244,13 +244,13 @@ async def test_judgments_of_another_run_are_told_at_the_start(tmp_path, caplog):
     assert (
         f"labels came from {first.learned.name}; what was learned now proves it no" in caplog.text
     )
-    assert "learned from with other labels" not in caplog.text
+    assert "the store was learned from" not in caplog.text
     more = TestNUC(
         [*learning.LABELS, "other"], learning.Says(), embedder=learning.Clustered(), store=store
     )
     async with served(more):
         pass
-    assert "the store was learned from with other labels, another model" in caplog.text
+    assert "the store was learned from with another label set, which" in caplog.text
 
 
 async def test_it_is_said_how_many_judgments_of_former_labels_count(caplog):
