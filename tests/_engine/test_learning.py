@@ -1053,7 +1053,7 @@ async def test_of_several_labels_texts_without_any_are_asked_about_first_when_on
 
 
 async def test_where_nothing_came_later_all_texts_are_drawn_from():
-    """As with `ask="unsure"`, where a file has more texts than were asked: draws counted nothing."""
+    """Draws counted nothing, as with `ask="unsure"`, where a file has more texts than are asked."""
     async with client(Says(), policy="majority", k=0) as nuc:
         await nuc.classify_many(texts_of(200))
         review = await nuc.review(20)
