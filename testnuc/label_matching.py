@@ -9,8 +9,9 @@ from rapidfuzz.distance import OSA
 
 __all__ = ["fold_case", "fold_punctuation", "typo_of"]
 
-#: Letters of the shortest word that can have a typo: shorter ones mean something else too often.
-_LETTERS = 5
+#: Letters of the shortest word that can have an s too many or too few, a letter doubled or not, or
+#: another one: of shorter ones too many are words themselves, as "hotel" and "hostel".
+_LETTERS, _LETTERS_IF_DOUBLED, _LETTERS_INSIDE = 5, 6, 7
 _ROMAN = re.compile("[ivxlcdm]+")
 #: A typo in such a word could make it another one ("nothing" and "noting").
 _NEGATIONS = frozenset(
@@ -79,11 +80,12 @@ def _carries_meaning(characters: Sequence[str], at: int) -> bool:
 def typo_of(folded: str, forms: Collection[str]) -> str | None:
     """Return the only form that a reply misspells by one letter, or None.
 
-    One word lacks a letter, or has one too many: inside the word, or an s at its end. Both forms of
-    it have at least five Latin letters and are neither numerals nor negations. All other words are
-    the same. A form that resembles another one as closely is never returned, and neither is one
-    with another letter in place of one, or with two letters that changed places: "prescribe" and
-    "proscribe", "trial" and "trail" are all words.
+    One word lacks a letter, or has one too many: inside the word, which has at least seven letters
+    (six where a letter is doubled), or an s at the end of one of five. Both forms of it have Latin
+    letters and are neither numerals nor negations. All other words are the same. A form that
+    resembles another one as closely is never returned, and neither is one with another letter in
+    place of one, or with two letters that changed places: "prescribe" and "proscribe", "trial" and
+    "trail" are all words.
     """
     close = _close(folded, forms)
     if len(close) != 1 or len(_close(close[0], forms)) != 1:
@@ -114,4 +116,6 @@ def _misspells(word: str, other: str) -> bool:
         return False
     if at == len(short):
         return long[-1] == "s" != short[-1]
-    return at > 0  # "symptomatic" and "asymptomatic"
+    doubled = long[at] == long[at - 1]
+    # the first letter is no slip: "symptomatic" and "asymptomatic"
+    return at > 0 and len(short) >= (_LETTERS_IF_DOUBLED if doubled else _LETTERS_INSIDE)

@@ -290,7 +290,7 @@ class Learned(Brief):
         def of(*which: Any) -> Accuracy | None:
             inside, by, rows, drawn = self._sample(*which)
             of_each = (self.right[by], self.before[by], drawn, self.drawn[by], weights[by])
-            alike = bool((drawn & self.draws.uniform[by]).all())
+            alike = bool(self.draws.uniform[by][drawn & ~self.drawn[by]].all())
             return accuracy_of(self._differs[inside], rows, *of_each, alike=alike)
 
         weights = self._weights()

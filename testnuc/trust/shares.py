@@ -350,12 +350,12 @@ def accuracy_of(
     often: the trust of a judged text is by another fit than that of the others. `weights`,
     float64[m], as for `JudgedSample`: strata now are not those then.
 
-    `alike`: all `rows` were drawn with equal chances from all texts. Few draws need no strata then.
+    `alike`: those that count were drawn with equal chances from all texts; few need no strata then.
     """
     used, n = drawn & ~ranked, len(differs)
     weights = None if weights is None else weights[used]
     sample = JudgedSample(rows[used], used[used], before[used, None] < 0, weights)
-    if alike and len(rows) >= 2 * LEAST_DRAWS and draws_lacking(differs, rows):
+    if alike and used.sum() >= 2 * LEAST_DRAWS and draws_lacking(differs, sample.rows):
         differs = np.zeros_like(differs)
     if draws_lacking(differs, sample.rows) or not used.any():
         return None

@@ -1062,3 +1062,20 @@ async def test_where_nothing_came_later_all_texts_are_drawn_from():
         again = await nuc.review(10, goal="later")
         assert {item.goal for item in again} == {"count"}
         assert all(item.probability == item.floor for item in again)
+
+
+@pytest.mark.slow
+async def test_an_accuracy_stays_known_when_more_is_judged_to_certify():
+    """Candidates differ on few texts of a strong LLM, and draws from a ranking ended the number."""
+
+    def strong(text):
+        return gold(text) if noise(text) >= 5 else LABELS[0]
+
+    async with client(Says(strong)) as nuc:
+        first = await learned_of(nuc, texts_of(300))
+        assert first.accuracy() is not None
+        review = await nuc.review(40, goal="certify")
+        judge(review)
+        then = await nuc.learn(review)
+        assert then.drawn.any()
+        assert then.accuracy() is not None
