@@ -205,7 +205,9 @@ def review(
     by_hand: bool = once(False, "--answer", help="Judge the texts in the terminal."),
     blind: bool = once(False, "--blind", help="Do not show what the LLM and candidates say."),
     judge: str | None = once(None, help="Who judges; the page and the agreement name them."),
-    judges: int | None = once(None, min=1, help="A file for each; a tenth of the texts is in all."),
+    judges: int | None = once(
+        None, min=1, help="A file for each of these judges; a tenth of texts is in all."
+    ),
     open_page: bool | None = _OPEN,
 ) -> None:
     """Draw texts, let a person judge them on a page, and learn from that; makes no call."""
@@ -371,7 +373,9 @@ def audit(
     review: str = writes("audit.json", help="The file of the texts to judge."),
     by_hand: bool = once(False, "--answer", help="Judge the texts in the terminal."),
     open_page: bool | None = _OPEN,
-    label_set: str | None = once(None, "--labels", help="Of several label sets: a file or a,b."),
+    label_set: str | None = once(
+        None, "--labels", help="Of several label sets in the store: this, a file or a,b."
+    ),
     since: str | None = once(
         None, help="Look for changes from this week on, such as 2026-W07; later runs do, too."
     ),

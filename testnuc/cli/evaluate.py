@@ -192,7 +192,8 @@ def compare_files(given: SimpleNamespace) -> None:
         where = next((at for at, table in enumerate(tables) if given.gold in table.columns), None)
         if where is None:
             raise InvalidInputError(
-                f"neither {files[0]} nor {files[1]} has a column {given.gold!r}: check --gold"
+                f"neither {files[0]} nor {files[1]} has a column {given.gold!r}; name that "
+                "of correct labels by --gold"
             )
         gold = {row.text: row.label for row in _labels_in(tables[where], given.gold) if row.label}
         known = [row for row in first if row.text in gold]

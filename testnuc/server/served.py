@@ -303,12 +303,12 @@ class ServedSet:
         if others:
             fewest = min(others, key=len)
             _log.warning(
-                "%sthe store was learned from with another %s, which is not used here; send the "
-                "texts of before again, then testnuc learn STORE STORE --labels LABELS carries the "
-                "judgments over, and SIGHUP reads them; with the settings of before they are used "
-                "again",
+                "%sthe store was learned from with other settings (%s): its judgments are not used "
+                "here; send the texts of before again, then testnuc learn STORE STORE --labels "
+                "LABELS carries the judgments over, and SIGHUP reads them; with the settings of "
+                "before they are used again",
                 "".join(f"{name}: " for name in self._place.values()),
-                ", ".join(fewest).replace("labels", "label set") or "setting",
+                ", ".join(fewest) or "not noted",
             )
 
     async def close(self) -> None:

@@ -215,11 +215,11 @@ async def test_judgments_that_other_labels_leave_unused_are_a_warning(tmp_path, 
         learning.judge(review)
         await first.learn(review)
         await service.use(more)
-        [line] = [r.getMessage() for r in caplog.records if "is not used here" in r.getMessage()]
-        assert "the store was learned from with another model, label set, which is not" in line
+        [line] = [r.getMessage() for r in caplog.records if "are not used here" in r.getMessage()]
+        assert "the store was learned from with other settings (model, labels): its judg" in line
         assert "send the texts of before again, then testnuc learn STORE STORE" in line
         await service.use(first)
-    assert caplog.text.count("is not used here") == 1
+    assert caplog.text.count("are not used here") == 1
 
 
 async def test_judgments_of_another_run_are_told_at_the_start(tmp_path, caplog):
@@ -250,7 +250,7 @@ async def test_judgments_of_another_run_are_told_at_the_start(tmp_path, caplog):
     )
     async with served(more):
         pass
-    assert "the store was learned from with another label set, which" in caplog.text
+    assert "the store was learned from with other settings (labels): its" in caplog.text
 
 
 async def test_it_is_said_how_many_judgments_of_former_labels_count(caplog):
