@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -190,10 +190,14 @@ class RunNote:
 
     def _labels(self, rows: Iterable[Classification]) -> Iterator[tuple[Classification, str, str]]:
         """Yield each row with the digits of its label as written, and as it is."""
-        known = dict(re.findall("(.{12})(.{4})", self.rows))
+        known = defaultdict[str, list[str]](list)
+        for text, label in re.findall("(.{12})(.{4})", self.rows):
+            known[text].append(label)
         for row in rows:
             text, label = _mark(row)
-            yield row, known.get(text, label), label
+            # texts that differ in line ends alone may have two labels
+            written = known.get(text, [label])
+            yield row, label if label in written else written[-1], label
 
     def nearest(self, rows: Sequence[Classification]) -> RunNote:
         """Return the note of which fewest labels were edited: this one, or another of the texts."""

@@ -165,6 +165,15 @@ def test_other_line_ends_are_no_other_texts():
     assert edited.label == "login"
 
 
+def test_texts_that_differ_in_line_ends_alone_may_have_two_labels():
+    """One of them counted as edited by a person."""
+    rows = [Classification(0, "a\r\nb", "refund"), Classification(1, "a\nb", "login")]
+    note = RunNote(rows="".join("".join(_mark(row)) for row in rows))
+    assert note.edited(rows) == []
+    edited = Classification(1, "a\nb", "delivery")
+    assert note.edited([rows[0], edited]) == [edited]
+
+
 def test_a_file_with_columns_of_ones_own_has_the_run_of_its_texts():
     """Joining the variables of a regression is the usual path; the run was not found."""
     with LoopbackLLM(confident, api_key="test-key") as llm:
