@@ -195,7 +195,8 @@ def column_of_results(
     known = noted if noted in columns else None
     if guess and known is not None and name not in (known, _LIKELY[0]):
         raise InvalidInputError(
-            f"the run that wrote {file} read its texts from {known!r}; leave --text-column out"
+            f"the run that wrote {file} read its texts from the column {known!r}; "
+            "leave --text-column out"
         )
     if name in columns or name != _LIKELY[0]:
         return name
