@@ -413,16 +413,12 @@ def key_of(scope: bytes, embedder: str) -> bytes:
     return blake2b(scope + embedder.encode(), digest_size=16).digest()
 
 
-async def learned_in(store: Any) -> list[tuple[dict[str, Any], bytes]]:
-    """Return all that was learned in a store, with what is known of the run."""
+async def learned_in(store: Any, scopes: Iterable[bytes]) -> dict[bytes, bytes]:
+    """Return what was learned from the predictions of each scope, by whichever embedder is last."""
     held = dict(await store.learned())
     names = [name for name, _ in await store.embedders()]
-    return [
-        (facts, held[key])
-        for scope, facts in await store.scopes()
-        for key in (key_of(scope, name) for name in names)
-        if key in held
-    ]
+    keys = ((scope, key_of(scope, name)) for scope in scopes for name in names)
+    return {scope: held[key] for scope, key in keys if key in held}
 
 
 async def erase_texts(store: Any, hashes: Collection[bytes]) -> set[bytes]:

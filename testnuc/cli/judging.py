@@ -553,7 +553,9 @@ async def _from_store(
     """Learn from what was judged in another store, last, if it can be by the same instructions."""
     existing(store)
     async with opened_store(store) as held:
-        found = {facts.get("instructions"): data for facts, data in await learned_in(held)}
+        scopes = dict(await held.scopes())
+        learned = await learned_in(held, scopes)
+    found = {scopes[scope].get("instructions"): data for scope, data in learned.items()}
     if not found:
         raise InvalidInputError(f"{store} has no judgments; name a review, or another store")
     data = found.get(parts_of(nuc).instructions)

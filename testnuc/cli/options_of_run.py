@@ -13,7 +13,7 @@ from typing import Any
 from testnuc import embedders, stores
 from testnuc._base.display import one_line
 from testnuc._base.loop_thread import run_to_end
-from testnuc._engine.learning import key_of
+from testnuc._engine.learning import learned_in
 from testnuc._engine.parameters import client_arguments
 from testnuc._engine.shortlist import AUTOMATIC_ABOVE
 from testnuc.cli.files import require_store
@@ -209,11 +209,11 @@ async def stored_runs(store: str | None) -> list[StoredRun]:
         return []
     async with opened_store(store) as opened:
         counts, _ = await opened.counts()
-        scopes, keys = await opened.scopes(), {key for key, _ in await opened.learned()}
-        names = [name for name, _ in await opened.embedders()]
-    told = [(scope, facts) for scope, facts in scopes if facts.get("labels") and counts.get(scope)]
+        scopes = dict(await opened.scopes())
+        learned = await learned_in(opened, scopes)
+    told = [one for one in scopes.items() if one[1].get("labels") and counts.get(one[0])]
     runs = [
-        StoredRun(number, facts, counts[scope], any(key_of(scope, name) in keys for name in names))
+        StoredRun(number, facts, counts[scope], scope in learned)
         for number, (scope, facts) in enumerate(told, 1)
     ]
     try:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from operator import methodcaller
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import orjson
 
@@ -291,14 +291,14 @@ class ServedSet:
         if self.audit is not None:
             self.audit.start()
             await self.audit.flush()
-        parts = parts_of(self.nuc)
+        own, store = parts_of(self.nuc).facts, cast("Any", parts_of(self.nuc).store)
         # stores of one's own have what the protocol has
-        if self.nuc.learned or not hasattr(parts.store, "learned"):
+        if self.nuc.learned or not hasattr(store, "learned"):
             return
-        own = parts.facts
+        scopes = dict(await store.scopes())
         others = [
             [n for n in own | of if of and n not in _NOT_ASKED and own.get(n) != of.get(n)]
-            for of, _ in await learned_in(parts.store)
+            for of in map(scopes.__getitem__, await learned_in(store, scopes))
         ]
         if others:
             fewest = min(others, key=len)

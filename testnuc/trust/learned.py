@@ -338,12 +338,14 @@ class Learned(Brief):
 
     def _weights(self) -> Float64s:
         """Return of how many texts of its stratum each judged one speaks, float64[m]."""
-        keys = self.keys[self.rows].tolist() if len(self.keys) else []
-        differs = dict(zip(keys, np.isin(self.rows, np.flatnonzero(self._differs)), strict=False))
+        if not len(self.keys):
+            return np.ones(len(self.rows))
+        keys = self.keys[self.rows].tolist()
+        differs = dict(zip(keys, np.isin(self.rows, np.flatnonzero(self._differs)), strict=True))
         judged = [key_of(one.hash) for one in self.judged]
         here = np.array([differs.get(key, False) for key in judged], dtype=np.bool_)
         found = dict(zip(judged, weights_of(self.judged, here).tolist(), strict=True))
-        return np.array([found.get(key, 1.0) for key in keys or [0] * len(self.rows)])
+        return np.array([found.get(key, 1.0) for key in keys])
 
     @property
     def to_measure(self) -> int:
