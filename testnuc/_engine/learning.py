@@ -413,6 +413,12 @@ def key_of(scope: bytes, embedder: str) -> bytes:
     return blake2b(scope + embedder.encode(), digest_size=16).digest()
 
 
+def numbered(scopes: Iterable[tuple[bytes, Mapping[str, Any]]]) -> dict[bytes, int]:
+    """Return the number of each run in a store, from 1 on, which stays the same."""
+    told = (scope for scope, facts in scopes if facts.get("labels"))
+    return {scope: number for number, scope in enumerate(told, 1)}
+
+
 async def learned_in(store: Any, scopes: Iterable[bytes]) -> dict[bytes, bytes]:
     """Return what was learned from the predictions of each scope, by whichever embedder is last."""
     held = dict(await store.learned())

@@ -13,7 +13,7 @@ from typing import Any
 from testnuc import embedders, stores
 from testnuc._base.display import one_line
 from testnuc._base.loop_thread import run_to_end
-from testnuc._engine.learning import learned_in
+from testnuc._engine.learning import learned_in, numbered
 from testnuc._engine.parameters import client_arguments
 from testnuc._engine.shortlist import AUTOMATIC_ABOVE
 from testnuc.cli.files import require_store
@@ -211,10 +211,10 @@ async def stored_runs(store: str | None) -> list[StoredRun]:
         counts, _ = await opened.counts()
         scopes = dict(await opened.scopes())
         learned = await learned_in(opened, scopes)
-    told = [one for one in scopes.items() if one[1].get("labels") and counts.get(one[0])]
     runs = [
-        StoredRun(number, facts, counts[scope], scope in learned)
-        for number, (scope, facts) in enumerate(told, 1)
+        StoredRun(number, scopes[scope], counts[scope], scope in learned)
+        for scope, number in numbered(scopes.items()).items()
+        if counts.get(scope)
     ]
     try:
         runs.sort(key=attrgetter("day"))

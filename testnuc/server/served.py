@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 import orjson
 
 from testnuc._base.checks import needing
-from testnuc._engine.learning import learned_in
+from testnuc._engine.learning import learned_in, numbered
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import (
     BudgetReservedError,
@@ -204,11 +204,19 @@ class ServedSet:
             # of all that ask; a caller that leaves does not end it
             await asyncio.wait([task])
         own = dict[str, Any](before=self._before, pool=len(self.nuc), decision=self._decision)
+        own["run"] = await self._run()
         own["certificate"] = None if task is None else task.result()
         transport = parts_of(self.nuc).transport
         own["budget_left"] = transport.account.left
         own["paused_seconds"] = round(transport.admission.paused, 1)
         return self._active() | own
+
+    async def _run(self) -> int | None:
+        """Return the number of its run in the store; None: it has no store."""
+        parts = parts_of(self.nuc)
+        with suppress(AttributeError, StoreError):
+            return numbered(await cast("Any", parts.store).scopes()).get(parts.predictor.scope)
+        return None
 
     @property
     def status(self) -> Literal["ready", "failing", "paused"]:

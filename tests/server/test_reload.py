@@ -356,3 +356,21 @@ async def test_without_a_reload_it_drains():
         await until(lambda: service.closing)
         held.gate.set()
         assert (await waiting)[0] == 200
+
+
+async def test_the_service_says_which_run_of_its_store_is_its_own(tmp_path):
+    store = tmp_path / "labels.db"
+    alike = {"k": 0, "store": store}
+    async with client(Held(is_open=True), instructions="Tell the queue.", **alike) as other:
+        await other.classify_many(["refund please", "where is my parcel"])
+    nuc = client(Held(is_open=True), **alike)
+    async with served(nuc) as (_, session):
+        said = (await info(session))["run"]
+        await post(session, {"text": "refund please"})
+        await post(session, {"text": "where is my parcel"})
+        # also where another run has its first answer earlier
+        assert (await info(session))["run"] == said
+    assert {run.number: run.answers for run in await stored_runs(str(store))} == {1: 2, said: 2}
+    async with served(client(Held(is_open=True), k=0)) as (_, session):
+        await post(session, {"text": "refund please"})
+        assert (await info(session))["run"] is None
