@@ -396,8 +396,10 @@ def weights_of(judged: Sequence[Judgment], differs: Bools) -> Float64s:
     left = np.array([j.texts for j in judged]) - np.arange(len(judged))
     preferred = (floor * left > _PREFERRED) | differs
     rare = np.isfinite(chance) & ((chance < floor) | ~preferred)
-    # over all draws: some may have been from all texts
-    return np.where(rare, np.mean((floor / chance)[rare]) if rare.any() else 1.0, 1.0)
+    # the chances of each over all draws; others were drawn where a draw was from all texts alone
+    alike = np.array([bool(j.uniform) for j in judged]) & np.isfinite(chance)
+    others = (alike / np.maximum(left, 1)).sum()
+    return np.where(rare, max(np.nansum(floor) / others, 1.0) if others else 1.0, 1.0)
 
 
 def drawn_here(judged: Sequence[Judgment], here: Collection[bytes]) -> Sequence[Judgment]:

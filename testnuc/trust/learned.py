@@ -328,7 +328,7 @@ class Learned(Brief):
         judged = [said.get(key) for key in self.keys[self.rows[by]].tolist()]
         # a judgment may have been erased
         skipped = (self.before[by] < 0) | np.array([one is None for one in judged], np.bool_)
-        of_each = (strata[inside], rows, skipped, drawn, self.drawn[by])
+        of_each = (strata[inside], rows, skipped, drawn, self.drawn[by], self._weights()[by])
         found = {}
         for at, label in enumerate(self.labels):
             given = self._of_label(label)[1] if several else self.given == at
@@ -401,7 +401,8 @@ class Learned(Brief):
         given = np.where(self.given[:n] < 0, none, self.given[:n]).astype(np.int64)
         true = np.array([said[key] for key in self.keys[rows].tolist()], np.int64)
         drawn, strata = self.draws.drawn[used], self._differs.astype(np.int64)
-        return macro_f1(given, rows, np.where(skipped, -1, true), drawn, strata, labels=none)
+        weights, true = self._weights()[used], np.where(skipped, -1, true)
+        return macro_f1(given, rows, true, drawn, strata, weights, labels=none)
 
     @property
     def measured(self) -> int:

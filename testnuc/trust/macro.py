@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from testnuc._base.arrays import Array, Bools, Float64s, Int64s
-from testnuc.trust.shares import LEAST_DRAWS, Share
+from testnuc.trust.shares import LEAST_DRAWS, Share, worth_of
 
 #: Judged texts, drawn at random, for each label that is given, and at least in all.
 PER_LABEL, LEAST = 10, 50
@@ -46,14 +46,21 @@ class MacroF1:
 
 
 def macro_f1(
-    given: Int64s, rows: Int64s, true: Int64s, drawn: Bools, strata: Int64s, *, labels: int
+    given: Int64s,
+    rows: Int64s,
+    true: Int64s,
+    drawn: Bools,
+    strata: Int64s,
+    weights: Float64s | None = None,
+    *,
+    labels: int,
 ) -> MacroF1:
     """Return the macro F1 of all texts, with those that are judged corrected.
 
     It is the mean over the labels that any text has, or should have. `given`, int64[n], are labels
     0 to `labels` - 1, and `labels`: none, which is not in the mean. `rows` and `true`, int64[m],
     are the judged texts and their labels, -1: skipped; `drawn`, bool[m], which of them are a random
-    sample in each of the `strata`, int64[n].
+    sample in each of the `strata`, int64[n]; `weights` as for `JudgedSample`.
     """
     skipped, n = true < 0, len(given)
     draws = np.bincount(strata[rows[drawn & ~skipped]], minlength=strata.max() + 1)
@@ -68,7 +75,7 @@ def macro_f1(
         # as if no label of the skipped texts is right, and as if theirs are
         ways = (np.where(skipped, other, true) for other in (labels, given[rows]))
         worst, best = (
-            macro_f1(given, rows, way, drawn, strata, labels=labels).share for way in ways
+            macro_f1(given, rows, way, drawn, strata, weights, labels=labels).share for way in ways
         )
         assert worst is not None
         assert best is not None
@@ -81,17 +88,19 @@ def macro_f1(
     unknown = np.ones(len(given), np.bool_)
     unknown[rows] = False
     right = given[rows] == true
+    worth = worth_of(np.ones(len(rows)) if weights is None else weights, drawn, strata[rows])
     hits = np.zeros((_DRAWS, labels + 1)) + np.bincount(true, minlength=labels + 1)
     said, false = hits, np.zeros_like(hits)
     for stratum in np.unique(strata[unknown]):
-        here = drawn & (strata[rows] == stratum)
+        here = strata[rows] == stratum
         left = np.bincount(given[unknown & (strata == stratum)], minlength=labels + 1)
-        tries = np.bincount(given[rows[here]], minlength=labels + 1)
-        wrong = np.bincount(given[rows[here & ~right]], minlength=labels + 1)
+        tries = np.bincount(given[rows[here]], worth[here], minlength=labels + 1)
+        here &= ~right
+        wrong = np.bincount(given[rows[here]], worth[here], minlength=labels + 1)
         found = random.binomial(left, _errors(random, size, wrong, tries))
         hits, said, false = hits + left - found, said + left, false + found
     wrong = drawn & ~right
-    chances = _missed(random, size, true[wrong], given[rows[wrong]])
+    chances = _missed(random, size, true[wrong], given[rows[wrong]], worth[wrong])
     # a text has another label than the wrong one that it was given
     others = false / np.maximum(1 - chances, _TINY)
     missed = random.poisson(chances * (others.sum(axis=1, keepdims=True) - others))
@@ -119,15 +128,17 @@ def _errors(random: np.random.Generator, size: Float64s, wrong: Array, tries: Ar
     return found
 
 
-def _missed(random: np.random.Generator, size: Float64s, true: Int64s, given: Int64s) -> Float64s:
+def _missed(
+    random: np.random.Generator, size: Float64s, true: Int64s, given: Int64s, worth: Float64s
+) -> Float64s:
     """Draw the chance of each label to be that of a text with a wrong one, float64[draws, labels].
 
-    `true` and `given`, int64[m], are the labels of such texts.
+    `true` and `given`, int64[m], are the labels of such texts, each `worth` so many draws.
     """
     from scipy.special import gammaln
 
     kinds = len(size)
-    errors = np.bincount(true, minlength=kinds)
+    errors = np.bincount(true, worth, minlength=kinds)
     shares = np.exp(np.multiply.outer(_GROW, size))
     shares /= shares.sum(axis=1, keepdims=True)
     prior = np.maximum(shares[:, None] * (_EACH[:, None] * kinds), _TINY)
@@ -136,7 +147,7 @@ def _missed(random: np.random.Generator, size: Float64s, true: Int64s, given: In
     logs = (gammaln(of_labels + found) - gammaln(of_labels)).sum(axis=-1)
     grow, each = _picked(random, logs + gammaln(total) - gammaln(total + found.sum()))
     # a label could only be missed where another was given
-    could = len(true) - np.bincount(given, minlength=kinds)
+    could = worth.sum() - np.bincount(given, worth, minlength=kinds)
     rates = random.gamma(prior[grow, each] + errors) / (_EACH[each, None] * kinds + could) + _TINY
     if not errors[-1]:
         # that no label is right was never found

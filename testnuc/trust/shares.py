@@ -413,6 +413,7 @@ def label_accuracy(
     skipped: Bools,
     drawn: Bools,
     ranked: Bools,
+    weights: Float64s | None = None,
 ) -> LabelAccuracy:
     """Return how right a label is.
 
@@ -423,6 +424,7 @@ def label_accuracy(
     """
     strata, sample = strata.astype(np.int64), drawn & ~ranked
     here, of = given[rows], strata[rows]
+    weights = np.ones(len(rows)) if weights is None else weights
 
     def sizes_of(some: Int64s) -> Int64s:
         return np.bincount(some, minlength=int(strata.max(initial=0)) + 1)
@@ -431,10 +433,17 @@ def label_accuracy(
     sizes, drawn_in = sizes_of(strata), sizes_of(of[sample])
     part = np.where(sizes, drawn_in / np.maximum(sizes, 1), 1.0).min()
     number = np.choose(of, [np.cumsum(sample & (of == one)) for one in range(len(sizes))])
-    should = true & sample & (number <= part * sizes[of] + _TINY)
-    n, found = int(should.sum()), int((should & here).sum())
+    first = sample & (number <= part * sizes[of] + _TINY)
+    should = true & first
+    # in all as many as were drawn, whatever the weights in a stratum
+    counts, total = (np.bincount(of[first], one[first], len(sizes)) for one in (drawn, weights))
+    scaled = weights * _ratio(counts.astype(np.float64), total.astype(np.float64))[of]
+    known_of = worth_of(scaled, should, np.zeros_like(of))
+    n = float(known_of.sum())
+    found = min(float(known_of[here].sum()), n)
     sample &= here
-    tries = sizes_of(of[sample])
+    judged, worth = int(sample.sum()), worth_of(weights, sample, of)
+    tries = np.bincount(of, worth, minlength=len(sizes))
     # those drawn from a ranking are no sample, and are known
     left = sizes_of(strata[given]) - sizes_of(of[here & ~ranked])
     ends = float((here & ranked & true).sum())
@@ -442,19 +451,30 @@ def label_accuracy(
     unknown, known = float((here & skipped & ~ranked).sum()), float(true.sum())
 
     def hits(right: Bools, prior: tuple[float, float]) -> tuple[float, float, float]:
-        k = sizes_of(of[sample & right])
+        k = np.bincount(of[right], worth[right], minlength=len(sizes))
         rate = np.where(tries > 0, k / np.maximum(tries, 1), k.sum() / tries.sum())
         cells = np.stack([k + prior[0], tries - k + prior[1], left, np.ones(len(k))], axis=1)
         return float(rate @ left), *quantiles(tuple(map(tuple, cells.tolist())), _TAIL)
 
     precision = recall = None
-    if tries.sum() >= _PRECISION and open_ + known:
+    if judged >= _PRECISION and open_ + known:
         value, low, _ = hits(true, (NEVER, 1.0))
         more, _, high = hits(true | skipped, (1.0, NEVER))
         low, high = max(low - ends, 0.0), min(high - ends + unknown, open_)
         value = min(max((value + more + unknown) / 2 - ends, low), high)
         precision = Share(*((known + one) / (known + open_) for one in (value, low, high)))
-    if n >= _RECALL:
+    if should.sum() >= _RECALL:
         low = 1 - upper_bound(n - found, n, _TAIL)
         recall = Share(found / n, low, upper_bound(found, n, _TAIL))
-    return LabelAccuracy(precision, recall, int(tries.sum()))
+    return LabelAccuracy(precision, recall, judged)
+
+
+def worth_of(weights: Float64s, drawn: Bools, strata: Int64s) -> Float64s:
+    """Return how many draws each judged text is worth in its stratum (Kish), float64[m].
+
+    `weights` as for `JudgedSample`. Equal ones are worth one draw each; what is not drawn, none.
+    """
+    used = np.where(drawn, weights, 0.0)
+    once, squares = (np.bincount(strata, one).astype(np.float64) for one in (used, used**2))
+    found: Float64s = used * _ratio(once, squares)[strata]
+    return found

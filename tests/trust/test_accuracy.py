@@ -9,6 +9,7 @@ from scipy.stats import hypergeom
 from testnuc.trust.candidates import candidates_of, chosen_parts
 from testnuc.trust.evidence import Judgment, weights_of
 from testnuc.trust.joining import judge_error
+from testnuc.trust.macro import macro_f1
 from testnuc.trust.model import teach
 from testnuc.trust.review import draw
 from testnuc.trust.shares import Share, accuracy_of, combined, draws_lacking, label_accuracy
@@ -50,7 +51,13 @@ def test_the_interval_misses_the_accuracy_as_seldom_as_it_says(m, ranked):
     assert (missed / draws <= 0.07).all()
 
 
-@pytest.mark.parametrize("goals", [[None], [None, "count"]])
+def judgment(one):
+    """Return the judgment of a text that was drawn among 500."""
+    alike = one.goal != "decide"
+    return Judgment("", b"", None, "person", one.probability, one.floor, 500, alike)
+
+
+@pytest.mark.parametrize("goals", [[None], [None, "count"], [None, "decide"]])
 @pytest.mark.slow
 def test_candidates_may_differ_on_other_texts_by_now(goals):
     """Texts drawn as disagreements were among others since: too few labels seemed right."""
@@ -64,8 +71,7 @@ def test_candidates_may_differ_on_other_texts_by_now(goals):
         for goal in goals:
             for one in draw(60, goal, then[:500], open_, np.zeros(500), random):
                 open_[one.row] = False
-                chances = (one.probability, one.floor, 500)
-                judgments.append(Judgment("", b"", None, "person", *chances))
+                judgments.append(judgment(one))
                 rows.append(one.row)
         said, every = right[rows], np.ones(len(rows), np.bool_)
         given = (said, said.astype(np.int8), every, ~every)
@@ -78,6 +84,44 @@ def test_candidates_may_differ_on_other_texts_by_now(goals):
         assert len(np.unique(weights[then[rows]])) <= 1 >= len(np.unique(weights[~then[rows]]))
     assert missed[1] / draws <= 0.05 < missed[0] / draws
     assert abs(errors[1].mean()) < 0.025 < -errors[0].mean()
+
+
+def f1_of(given, true):
+    both = [(given == label, true == label) for label in range(3)]
+    return np.mean([2 * (a & b).sum() / (a.sum() + b.sum()) for a, b in both])
+
+
+@pytest.mark.parametrize("goals", [[None], [None, "count"], [None, "decide"]])
+@pytest.mark.slow
+def test_also_labels_of_which_candidates_differ_on_other_texts_by_now(goals):
+    """The precision of a label, and macro F1, were as much too low as accuracy."""
+    missed, errors, draws = np.zeros((2, 3)), np.zeros((2, 3)), 200
+    for seed in range(draws):
+        random = np.random.default_rng(seed)
+        right = random.random(1_500) < 0.6
+        then, new = random.random((2, 1_500)) < np.where(right, 0.12, 0.6)
+        now = np.where(random.random(1_500) < 0.3, then, new)
+        given = random.choice(3, 1_500, p=[0.5, 0.3, 0.2])
+        true = np.where(right, given, (given + random.integers(1, 3, 1_500)) % 3)
+        open_, found = np.ones(500, np.bool_), []
+        for goal in goals:
+            found += draw(100, goal, then[:500], open_, np.zeros(500), random)
+            open_[[one.row for one in found]] = False
+        rows, every = np.array([one.row for one in found]), np.ones(len(found), np.bool_)
+        known, facts = given.copy(), (now, rows, ~every, every, ~every)
+        known[rows] = true[rows]
+        exact = [(true == 0)[known == 0].mean(), (given == 0)[true == 0].mean(), f1_of(known, true)]
+        judgments = [judgment(one) for one in found]
+        for kind, weights in enumerate([None, weights_of(judgments, now[rows])]):
+            one = label_accuracy(given == 0, true[rows] == 0, *facts, weights)
+            all_of = macro_f1(given, rows, true[rows], every, now * 1, weights, labels=3).share
+            for at, share in enumerate([one.precision, one.recall, all_of]):
+                missed[kind, at] += not share.low - 1e-9 <= exact[at] <= share.high + 1e-9
+                errors[kind, at] += (share.value - exact[at]) / draws
+    assert (missed[1] / draws <= 0.06).all()
+    assert missed[0, 2] / draws > 0.1
+    assert (abs(errors[1]) < abs(errors[0])).all()
+    assert abs(errors[1, [0, 2]]).max() < 0.04
 
 
 def test_errors_that_were_looked_for_say_nothing_of_the_others():
