@@ -2,9 +2,11 @@
 
 import json
 import re
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
+
+T = TypeVar("T")
 
 #: Longer bodies are read by orjson alone: the lenient reader takes ten times as long.
 _LENIENT = 1 << 19
@@ -71,3 +73,24 @@ def count(value: Any) -> int | None:
             return None
         value = int(value)
     return value if 0 <= value <= MOST_TOKENS else None
+
+
+class Within(NamedTuple):
+    """The bounds of a number, in its annotation, for `read_as`."""
+
+    low: float
+    high: float
+
+    def __get_pydantic_core_schema__(self, kind: Any, schema_of: Any) -> Any:
+        return schema_of(kind) | {"ge": self.low, "le": self.high}
+
+
+def read_as(kind: type[T], plain: Any) -> T:
+    """Return plain values as records of dataclasses; raises ValueError if they do not fit."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(kind).validate_python(plain)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from exc

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from math import ceil
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import numpy as np
 import orjson
@@ -16,6 +16,7 @@ import orjson
 from testnuc._base.arrays import Bools, Floats
 from testnuc._base.checks import checked_number, checked_whole, hash_text, valid_text
 from testnuc._base.display import Brief, Listed, today
+from testnuc._base.foreign import Within, read_as
 from testnuc._base.jsonl import bytes_of, write_whole
 from testnuc.errors import InvalidInputError
 from testnuc.labels import LabelSet
@@ -27,8 +28,9 @@ GOALS = ("decide", "certify", "count", "later", "correct")
 _DECIDE = 0.5
 #: The record of a review file.
 _FORMAT, _VERSION = "testnuc.review", 1
-#: Texts that a file may say were drawn from.
-_MOST_TEXTS = 2**53
+#: Numbers, and chances, that a file may hold; a sum of shares is rounded.
+Count: TypeAlias = Annotated[int, Within(0, 2**53 - 1)]
+Chance: TypeAlias = Annotated[float, Within(0, 1.000001)]
 _SHOWN = 5
 #: Characters of labels that are compared: difflib takes time by their square.
 _COMPARED = 200
@@ -54,9 +56,9 @@ class ReviewContext(Brief):
     #: whether each candidate gives it.
     earlier: tuple[tuple[bool, tuple[bool, ...]], ...] = ()
     #: Number of texts that candidates label differently; None: unknown.
-    differing: int | None = None
+    differing: Count | None = None
     #: Number of texts without a label; None: unknown.
-    unlabeled: int | None = None
+    unlabeled: Count | None = None
     descriptions: Mapping[str, str] = field(default_factory=dict)
     instructions: str | None = None
     none_label: str | None = None
@@ -66,7 +68,7 @@ class ReviewContext(Brief):
     #: Whether labels of the LLM, candidates and neighbors are hidden; None: unknown.
     blind: bool | None = None
     #: How many people judged it.
-    judges: int = 1
+    judges: Count = 1
     #: Their names; (): not known.
     people: tuple[str, ...] = ()
     #: Who settled what they differ on; "": not known.
@@ -83,26 +85,10 @@ class ReviewContext(Brief):
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Self:
         """Return the context in a review file."""
-        return cls(
-            # files of older versions have more of each
-            candidates=tuple(
-                str(given if isinstance(given, str) else given[0]) for given in record["candidates"]
-            ),
-            earlier=tuple(
-                (bool(known), tuple(map(bool, right))) for *_, known, right in record["earlier"]
-            ),
-            differing=_optional_count(record["differing"]),
-            unlabeled=_optional_count(record["unlabeled"]),
-            descriptions={str(k): str(v) for k, v in dict(record["descriptions"]).items()},
-            instructions=_one_string(record["instructions"]),
-            none_label=_one_string(record["none_label"]),
-            # files of older versions lack it
-            run=tuple(map(str, record.get("run", ()))),
-            blind=None if record.get("blind") is None else bool(record["blind"]),
-            judges=_count(record.get("judges", 1)),
-            people=tuple(map(str, record.get("people", ()))),
-            settler=str(record.get("settler", "")),
-        )
+        # files of older versions have more of each
+        names = [one if isinstance(one, str) else one[0] for one in record["candidates"]]
+        earlier = [one[-2:] for one in record["earlier"]]
+        return read_as(cls, {**record, "candidates": names, "earlier": earlier})
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -119,15 +105,15 @@ class ReviewItem(Brief):
     #: Each label that a candidate gives, with the names of these candidates.
     candidates: tuple[tuple[str | None, tuple[str, ...]], ...] = ()
     #: The trust of `label`, as results have it; None: unknown.
-    trust: float | None = None
+    trust: Chance | None = None
     neighbors: tuple[Neighbor, ...] = ()
     #: What its draw was for: "decide", from the texts on which candidates differ; "certify", from
     #: all, or by trust where a review has a ranking; "count", all; "later", new ones; "correct".
     goal: str = "correct"
     #: With which it was drawn from all, given the earlier draws; None: not so, or by trust.
-    probability: float | None = None
+    probability: Chance | None = None
     #: The probability, at this draw, of a text on which candidates differ.
-    floor: float | None = None
+    floor: Chance | None = None
     #: The right label; None: none of the labels is right, or not answered (`source` is None).
     #: Where a text can have several labels: all of them in one string, "" for none.
     answer: str | None = None
@@ -138,9 +124,9 @@ class ReviewItem(Brief):
     #: The label that is kept now.
     label: str | None = None
     #: How many people judged it.
-    judges: int = 1
+    judges: Count = 1
     #: Position in the whole review, of which this one is the part of a judge; None: it is whole.
-    position: int | None = None
+    position: Count | None = None
     #: The date of the answer, of several people the first "to" the last; "": it was not noted.
     day: str = ""
 
@@ -407,12 +393,13 @@ class Review(Listed[ReviewItem]):
             labels = record["labels"]
             if not (isinstance(labels, list) and all(isinstance(label, str) for label in labels)):
                 raise TypeError("labels are no list of strings")  # noqa: TRY301
-            items = [_item(index, given) for index, given in enumerate(record["items"])]
+            every = [_plain(index, given) for index, given in enumerate(record["items"])]
+            items = read_as(list[ReviewItem], every)
             context = record.get("context")
             review = cls(
                 items,
                 labels,
-                _count(record["texts"]),
+                read_as(Count, record["texts"]),
                 str(record["model"]),
                 None if context is None else ReviewContext.of(context),
                 multilabel=bool(record.get("multilabel", False)),
@@ -498,51 +485,27 @@ def draw(
     return found
 
 
-def _count(value: Any) -> int:
-    if not 0 <= (number := int(value)) < _MOST_TEXTS:
-        raise ValueError(f"a number is {number}")
-    return number
-
-
-def _optional_count(value: Any) -> int | None:
-    return None if value is None else _count(value)
-
-
-def _item(index: int, given: dict[str, Any]) -> ReviewItem:
-    return ReviewItem(
-        index=index,
-        text=given["text"],
-        hash=hash_text(given["text"]),
-        own_label=_one_string(given["own_label"]),
-        candidates=tuple(
-            (_one_string(label), tuple(map(str, names))) for label, names in given["candidates"]
-        ),
-        trust=_chance(given["trust"]),
-        neighbors=tuple(
-            Neighbor(str(text), float(similarity), _one_string(label), _chance(confidence))
-            for text, similarity, label, confidence in given["neighbors"]
-        ),
-        goal=str(given["goal"]),
+def _plain(index: int, given: dict[str, Any]) -> dict[str, Any]:
+    one = _one_string
+    return {
+        **given,
+        "index": index,
+        "hash": hash_text(given["text"]),
+        "own_label": one(given["own_label"]),
+        "candidates": [(one(label), names) for label, names in given["candidates"]],
+        "neighbors": [
+            {"text": text, "similarity": near, "label": one(label), "confidence": confidence}
+            for text, near, label, confidence in given["neighbors"]
+        ],
         # nothing that was drawn had no chance
-        probability=_chance(given["probability"]) or None,
-        floor=_chance(given["floor"]),
-        answer=_one_string(given["answer"]),
+        "probability": given["probability"] or None,
+        "answer": one(given["answer"]),
         # who writes an answer into the file need not say that a person gave it
-        source=_one_string(given["source"]) or (None if given["answer"] is None else "person"),
-        said=tuple((str(name), _one_string(label)) for name, label in given.get("said", ())),
+        "source": given["source"] or (None if given["answer"] is None else "person"),
+        "said": [(name, one(label)) for name, label in given.get("said", ())],
         # files of older versions lack it
-        label=_one_string(given.get("label", given["own_label"])),
-        judges=_count(given.get("judges", 1)),
-        position=_optional_count(given.get("position")),
-        day=str(given.get("day", "")),
-    )
-
-
-def _chance(value: Any) -> float | None:
-    number = None if value is None else float(value)
-    if number is not None and not 0 <= number <= 1.000001:  # a sum of shares, rounded
-        raise ValueError(f"a chance is {number}")
-    return number
+        "label": one(given.get("label", given["own_label"])),
+    }
 
 
 def _one_string(said: str | Sequence[str] | None) -> str | None:
