@@ -312,14 +312,26 @@ class Predictor:
             chosen = await self._descend(asks[0])
             if chosen is not None:
                 return [chosen]
-        outcomes = await self._answer(asks, 0, self.part(asks))
+        outcomes: list[_Found] = [None] * len(asks)
+        known = await self._before([self._unfit(ask) for ask in asks])
+        if new := [i for i, before in enumerate(known) if before is None]:
+            some = tuple(asks[i] for i in new)
+            for i, outcome in zip(new, await self._answer(some, 0, self.part(some)), strict=True):
+                outcomes[i] = outcome
         left = [i for i, outcome in enumerate(outcomes) if outcome is None]
         if left:
             await self._kept(asks, outcomes)
             again = await self._answer_part(tuple(asks[i] for i in left), 0, None)
             for i, outcome in zip(left, again, strict=True):
                 outcomes[i] = outcome
+            lost = [self._unfit(asks[i]) for i in left if isinstance(outcomes[i], Exception)]
+            await self._kept(tuple(lost), [Prediction(None, None)] * len(lost))
         return outcomes
+
+    def _unfit(self, ask: Ask) -> Ask:
+        """Return the ask whose answer is that none of the labels of its shortlist fits."""
+        key = blake2b(ask.key + orjson.dumps(sorted(ask.shown)), digest_size=16).digest()
+        return replace(ask, key=key)
 
     async def _answer(
         self, asks: tuple[Ask, ...], step: int, part: LabelSet | None
@@ -386,7 +398,7 @@ class Predictor:
                 labels = self._levels[node]
                 key = self.key_of(f"level {ask.sample} {LEVELS.join(node)}", ask.text_hash)
                 level = replace(ask, key=key)
-                outcome = await self._before(level)
+                outcome: _Found = (await self._before([level]))[0]
                 if outcome is None:
                     (outcome,) = await self._answer((ask,), 0, labels)
                 if not isinstance(outcome, Prediction):
@@ -458,13 +470,13 @@ class Predictor:
         await self._kept(asks, outcomes)
         return outcomes
 
-    async def _before(self, level: Ask) -> _Found:
-        """Return the stored answer of a level that is not the last."""
+    async def _before(self, steps: Sequence[Ask]) -> Sequence[Prediction | None]:
+        """Return the stored answers of steps that were not the last."""
         if self._store is not None:
             # a read that fails costs a call
             with contextlib.suppress(Exception):
-                return (await self._store.get_predictions([level.key]))[0]
-        return None
+                return await self._store.get_predictions([step.key for step in steps])
+        return [None] * len(steps)
 
     async def _kept(self, asks: tuple[Ask, ...], outcomes: Sequence[_Found]) -> None:
         """Store answers before others are asked for again: the client may close meanwhile."""

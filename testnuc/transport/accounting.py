@@ -161,8 +161,8 @@ class CallAccounting:
                 seconds = failure.retry_after
         finally:
             # an exhausted quota is a 429 too, but waiting does not help against it
-            busy = answer.status in _BUSY and (failure is None or is_retryable(failure))
-            if busy or isinstance(failure, RateLimitedError):
+            busy = answer.status in _BUSY or isinstance(failure, RateLimitedError)
+            if busy and (failure is None or is_retryable(failure)):
                 self.admission.refused(permit, seconds)
             elif isinstance(failure, ReplyError):
                 # the model answered, and only the server refused the answer: perhaps billed

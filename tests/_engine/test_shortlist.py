@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,10 @@ from testnuc._engine.shortlist import (
 )
 from testnuc.cli.options import Options, client_options
 from testnuc.cli.options_of_run import with_options_of_run
+from testnuc.errors import BadRequestError
 from testnuc.labels import LabelSet
 from testnuc.prompts.writing import samples_in
-from testnuc.protocols import PoolText
+from testnuc.protocols import Answer, PoolText, Reply, TokenUsage
 from testnuc.testing import HashEmbedder, LoopbackLLM
 from testnuc.trust.head import FOLDS, LinearHead
 from testnuc.trust.model import HeadModel
@@ -110,6 +112,32 @@ async def test_a_label_that_was_not_shown_is_not_taken_for_one_that_was() -> Non
         result = await nuc.classify(TEXTS[10])
         assert shown(llm.bodies[0], [*labels]) == ["about_jay", "about_koala"]
         assert result.own_label == "about_koalas"
+
+
+async def test_none_of_a_list_is_not_paid_for_again_where_the_next_call_failed(
+    tmp_path: Path,
+) -> None:
+    """As where the whole list is longer than the model's context."""
+    calls, known = Counter[str](), ["refused"]
+
+    class Strict:
+        name, model, identity = "strict", "test", "1"
+
+        async def answer(self, request: Any) -> Reply:
+            short = len(request.task.labels) < len(LABELS)
+            calls["short" if short else "whole"] += 1
+            if not short and known:
+                raise BadRequestError("the prompt is too long", status_code=400)
+            said = [("none of these", 0.9) if short else right(text) for text in request.texts]
+            return Reply(tuple(Answer(*one) for one in said), TokenUsage(10, 5))
+
+    arguments = {"embedder": HashEmbedder(), "sampling": Sampling(shortlist=3), "k": 0}
+    for failing in (True, True, False):
+        known[:] = ["refused"] * failing
+        async with TestNUC(LABELS, Strict(), store=tmp_path / "s.db", **arguments) as nuc:
+            results = await nuc.classify_many(TEXTS)
+    assert own(results) == LABELS
+    assert calls == {"short": len(TEXTS), "whole": 3 * len(TEXTS)}
 
 
 async def test_packed_texts_share_a_list() -> None:

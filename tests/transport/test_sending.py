@@ -272,6 +272,7 @@ async def test_an_exhausted_quota_pauses_no_call():
         for _ in range(2):
             with pytest.raises(QuotaExceededError):
                 await transport.call(wire, ONE)
+            assert transport.admission.paused == 0
 
 
 async def cut_within(request):
