@@ -95,65 +95,21 @@ def fit_head(
     From an earlier fit, `start`, fewer steps are needed. `several`: targets are 1 for each label of
     a text, and a row of zeros has no label. `used`, bool[n]: texts that it sees; default: all.
     """
-    seen = np.ones(len(vectors), np.bool_) if used is None else used
-    if not several:
-        seen = seen & targets.any(axis=1)
-    return LinearHead(_fitted(vectors, targets, np.flatnonzero(seen), start, several), several)
-
-
-def fit_folds(
-    vectors: Floats,
-    targets: Float32s,
-    folds: Int64s,
-    start: Sequence[LinearHead] | None = None,
-    *,
-    several: bool = False,
-) -> tuple[LinearHead, ...]:
-    """Fit a head for each fold, on the texts of the others; `start` are earlier fits of them.
-
-    One per core, with one thread of BLAS each.
-    """
-
-    def fit(fold: int) -> LinearHead:
-        before = start[fold] if start else None
-        return fit_head(vectors, targets, start=before, several=several, used=folds != fold)
-
-    with one_thread(), ThreadPoolExecutor(min(FOLDS, processors())) as threads:
-        return tuple(threads.map(fit, range(FOLDS)))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Keep BLAS to one thread: on matrices of this size more threads take longer."""
-    from threadpoolctl import threadpool_limits
-
-    # the limit holds for the process: two fits at once must not restore each other's limit
-    with _FITTING, threadpool_limits(1, user_api="blas"):
-        yield
-
-
-def _fitted(
-    vectors: Floats,
-    targets: Float32s,
-    used: Int64s,
-    start: LinearHead | None,
-    several: bool,  # noqa: FBT001
-) -> Float32s:
-    """Return the weights of a softmax, or of a sigmoid for each label, fitted on some texts."""
     from scipy.linalg import solve_triangular
     from scipy.optimize import minimize
 
-    if len(used) > _MOST_TEXTS:
+    seen = np.ones(len(vectors), np.bool_) if used is None else used
+    rows = np.flatnonzero(seen if several else seen & targets.any(axis=1))
+    if len(rows) > _MOST_TEXTS:
         # evenly over the texts, without chance
-        used = used[np.linspace(0, len(used) - 1, _MOST_TEXTS).astype(np.int64)]
-    x = np.empty((len(used), vectors.shape[1] + 1), dtype=np.float32)
-    x[:, :-1] = vectors[used]
+        rows = rows[np.linspace(0, len(rows) - 1, _MOST_TEXTS).astype(np.int64)]
+    x = np.empty((len(rows), vectors.shape[1] + 1), dtype=np.float32)
+    x[:, :-1] = vectors[rows]
     x[:, -1] = 1
-    t = targets[used]
-    dim, n_classes = x.shape[1], t.shape[1]
-    if not len(used):
-        return np.zeros((dim, n_classes), dtype=np.float32)
-    total = len(used)
+    t = targets[rows]
+    total, dim, n_classes = len(rows), x.shape[1], t.shape[1]
+    if not total:
+        return LinearHead(np.zeros((dim, n_classes), dtype=np.float32), several)
     # The Hessian of the loss is close to X'X (Böhning 1992): in its basis few steps are needed.
     bound = 4 if several else n_classes
     # of a copy: else BLAS rounds otherwise (syrk), and the same texts give another model
@@ -189,8 +145,38 @@ def _fitted(
         first = np.linalg.solve(basis.astype(np.float64), start.weights.astype(np.float64))
     steps = {"maxiter": _FIRST if start is None else _NEXT}
     found = minimize(loss, first.ravel(), jac=True, method="L-BFGS-B", options=steps)
-    fitted: Float32s = basis @ found.x.reshape(dim, n_classes).astype(np.float32)
-    return fitted
+    return LinearHead(basis @ found.x.reshape(dim, n_classes).astype(np.float32), several)
+
+
+def fit_folds(
+    vectors: Floats,
+    targets: Float32s,
+    folds: Int64s,
+    start: Sequence[LinearHead] | None = None,
+    *,
+    several: bool = False,
+) -> tuple[LinearHead, ...]:
+    """Fit a head for each fold, on the texts of the others; `start` are earlier fits of them.
+
+    One per core, with one thread of BLAS each.
+    """
+
+    def fit(fold: int) -> LinearHead:
+        before = start[fold] if start else None
+        return fit_head(vectors, targets, start=before, several=several, used=folds != fold)
+
+    with one_thread(), ThreadPoolExecutor(min(FOLDS, processors())) as threads:
+        return tuple(threads.map(fit, range(FOLDS)))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep BLAS to one thread: on matrices of this size more threads take longer."""
+    from threadpoolctl import threadpool_limits
+
+    # the limit holds for the process: two fits at once must not restore each other's limit
+    with _FITTING, threadpool_limits(1, user_api="blas"):
+        yield
 
 
 def class_scale(probabilities: Float32s, power: float) -> Float32s:
