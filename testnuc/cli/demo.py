@@ -3,9 +3,7 @@
 import shutil
 import sys
 import textwrap
-import warnings
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,14 +11,10 @@ from types import SimpleNamespace
 
 import orjson
 
-from testnuc._base.loop_thread import run_to_end
 from testnuc.cli.answering import answer
-from testnuc.client import TestNUC
 from testnuc.embedders.sentence_transformers import WHEEL_MODEL
-from testnuc.errors import SmallPoolWarning
 from testnuc.results import Results
-from testnuc.trust.learned import Learned
-from testnuc.trust.review import Review
+from testnuc.sync import SyncTestNUC
 from testnuc.types import Classification
 
 #: Messages that are shown, most and least trusted; those that a person judges; those that decide.
@@ -38,20 +32,23 @@ def run(_: SimpleNamespace) -> None:
         f"machine ({WHEEL_MODEL}) labels them: no key, no network. The defaults decide the rest; "
         "the correct labels, which are included, only score."
     )
-    with TemporaryDirectory(prefix="testnuc-demo-") as folder:
-        place = Path(folder)
-        client = partial(
-            TestNUC, labels, "local/zero-shot", embedder=WHEEL_MODEL, store=place / "answers.db"
-        )
-        results, review = run_to_end(_label(client, gold))
+    with (
+        TemporaryDirectory(prefix="testnuc-demo-") as folder,
+        SyncTestNUC(labels, "local/zero-shot", embedder=WHEEL_MODEL) as nuc,
+    ):
+        results, review = nuc.classify_many(gold, progress=True), nuc.review(_JUDGED)
         _report(results, gold)
         if sys.stdin.isatty() and sys.stdout.isatty():
             _say(
                 f"\nYour turn: judge {len(review)} messages, where strategies disagree. q skips it."
             )
-            answer(review, str(place / "review.json"))
-        by_hand = len(review.judged)
-        learned, after = run_to_end(_learn(client, gold, review))
+            answer(review, str(Path(folder) / "review.json"))
+        if by_hand := len(review.judged):
+            nuc.learn(review)
+        more = nuc.review(_ENOUGH - by_hand)
+        for item in more:
+            more.answer(item.index, gold[item.text])
+        learned, after = nuc.learn(more), nuc.classify_many(gold)
         others = _ENOUGH - by_hand
         judged = f"{by_hand} by you, {others} by" if by_hand else f"{others} by"
         _say(f"\nJudged: {judged} the included correct labels, as a person would.\n{learned}")
@@ -66,28 +63,6 @@ def run(_: SimpleNamespace) -> None:
             _say(f"  {a.label} -> {b.label}: {b.text}", cut=True)
         _say("\nThe same with your texts and a better model, from one command to the next:")
         print("  testnuc classify FILE --labels LABELS --model openai/gpt-4o-mini -o labeled.csv")
-
-
-async def _label(client: Callable[[], TestNUC], gold: Mapping[str, str]) -> tuple[Results, Review]:
-    async with client() as nuc:
-        results = await nuc.classify_many(gold, progress=True)
-        return results, await nuc.review(_JUDGED)
-
-
-async def _learn(
-    client: Callable[[], TestNUC], gold: Mapping[str, str], review: Review
-) -> tuple[Learned, Results]:
-    """Learn from a review, and from further texts that the correct labels judge."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SmallPoolWarning)
-        async with client() as nuc:
-            if review.judged:
-                await nuc.learn(review)
-            more = await nuc.review(_ENOUGH - len(review.judged))
-            for item in more:
-                more.answer(item.index, gold[item.text])
-            learned = await nuc.learn(more)
-            return learned, await nuc.classify_many(gold)
 
 
 def _report(results: Results, gold: Mapping[str, str]) -> None:
