@@ -24,7 +24,13 @@ def judgments_of(
     several = (
         isinstance(judged.rule, Thresholds) if isinstance(judged, Learned) else judged.multilabel
     )
-    if several != labels.multilabel or (was is None and tuple(judged.labels) != labels.names):
+    if several != labels.multilabel:
+        counts = ("one label", "several labels")
+        raise InvalidInputError(
+            f"the judgments are of {counts[several]} for a text, and this client gives "
+            f"{counts[labels.multilabel]}; judge texts of this run"
+        )
+    if was is None and tuple(judged.labels) != labels.names:
         raise InvalidInputError(
             "the judgments are of another label set than this client's; give was={}, with the "
             "former names of labels that were renamed, merged or split"

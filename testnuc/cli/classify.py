@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Literal, NoReturn, TypeAlias, TypeVar
+from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, cast
 
 from testnuc._base.jsonl import bytes_of, write_whole
 from testnuc._base.loop_thread import run_to_end
-from testnuc._engine.learning import LEAST_TEXTS
+from testnuc._engine.learning import LEAST_TEXTS, learned_in, numbered
 from testnuc._engine.reporting import prompt_of
 from testnuc.cli.files import check_output, free_name, write_results
 from testnuc.cli.judging import better_name, what_next
@@ -151,7 +151,7 @@ def label_all(
             for note in (_about_model(nuc, texts), await _about_embedder(nuc, texts)):
                 if note is not None:
                     to_stderr(f"note: {note}")
-            said, elsewhere = about_lessons(nuc, store, client) or ("", "")
+            said, elsewhere = about_lessons(nuc, store, client) or await _learned_by(nuc, store)
             if said:
                 to_stderr(said)
             began = time.monotonic()
@@ -172,6 +172,27 @@ def label_all(
         if isinstance(warning.message, SmallPoolWarning):
             to_stderr(f"note: {warning.message}")
     return results, known
+
+
+async def _learned_by(nuc: TestNUC, store: AnswerStore) -> tuple[str, str]:
+    """Return that another run of a store that the user named was learned from, and the store."""
+    if nuc.learned is not None or store.where is None or store.folder is not None:
+        return "", ""
+    parts, found = parts_of(nuc), []
+    scopes: dict[bytes, dict[str, Any]] = dict(await cast("Any", parts.store).scopes())
+    for scope in await learned_in(parts.store, scopes):
+        facts = scopes[scope]
+        labels, several = {*facts.get("labels", ())}, bool(facts.get("multilabel"))
+        if 2 * len(labels & {*nuc.labels.names}) > len(labels) and several == nuc.labels.multilabel:
+            found.append((numbered(scopes.items())[scope], facts.get("instructions")))
+    if not found:
+        return "", ""
+    number, instructions = max(found)
+    said = (
+        f"note: {store.where} has judgments of run {number}, whose answers are to another question "
+        f"(testnuc store runs {store.where}); `testnuc learn FILE {store.where}` carries them over"
+    )
+    return said, store.where if instructions == parts.instructions else ""
 
 
 async def _told(labeling: Coroutine[None, None, T], nuc: TestNUC) -> T:
@@ -294,8 +315,10 @@ def _next_step(
 def _interrupted(nuc: TestNUC, progress: LineProgress, store: AnswerStore, lane: str) -> NoReturn:
     usage = nuc.usage
     # calls in flight were answered and stored, after those that were counted
-    done = max(progress.done, min(usage.calls + usage.store_hits, progress.texts))
-    least = "at least " if parts_of(nuc).sampling.texts_per_call > 1 else ""
+    answers, packed = usage.calls + usage.store_hits, parts_of(nuc).sampling.texts_per_call
+    # some are done without an answer: their calls failed, or they are copies
+    done = min(max(progress.done, answers), answers * packed, progress.texts)
+    least = "at least " if packed > 1 or done < progress.done else ""
     line = f"interrupted: {least}{done:,} of {progress.texts:,} texts are answered"
     if store.where is not None:
         line += f"; answers are stored in {store.where}; to resume, run the same command again"

@@ -442,8 +442,12 @@ def about_lessons(
         lesson = LessonNote.of(file)
         names = {*(lesson.options.get("labels") or ())}
         others = [n for n in (*_OF_STORE, "embedder") if lesson.options.get(n) != wanted.get(n)]
-        # another task, if most labels are others
-        if others and 2 * len(names & (former | {*wanted["labels"]})) > len(names):
+        # another task, if most labels are others, or texts have several
+        if (
+            others
+            and "multilabel" not in others
+            and 2 * len(names & (former | {*wanted["labels"]})) > len(names)
+        ):
             found.append((len(others), str(file.with_suffix(".db")), lesson, others))
     if not found:
         return None

@@ -152,10 +152,15 @@ def _tokens_in(text: str) -> Mapping[str, Caller]:
                 f"the token in line {number} has fewer than {_LEAST_TOKEN} characters and can be "
                 "guessed; create one with: openssl rand -hex 32"
             )
-        if not token.isascii() or not token.isprintable() or " " in token:
+        if " " in token:
+            raise ConfigurationError(
+                f"line {number} is not TOKEN, NAME TOKEN or NAME TOKEN 600/minute, with a rate "
+                "from 1 on; to lock a caller out, remove its lines"
+            )
+        if not token.isascii() or not token.isprintable():
             raise ConfigurationError(
                 f"the token in line {number} contains characters that a header cannot carry; use "
-                "letters and digits, and write lines as NAME TOKEN or NAME TOKEN 600/minute"
+                "letters and digits"
             )
         name = names[0] if names else f"token {len(names_by_token) + 1}"
         names_by_token[token] = name

@@ -353,6 +353,11 @@ def test_options_that_are_given_win_over_those_of_the_store(tickets):
         *_, newest, _ = run_here("store", "runs", "labels.db")[1].splitlines()
         assert newest.startswith("run 1, 2999-01-01")
         assert run_here("certify", "labels.db", "--run", "1")[0] == 0
+        # a run with one label more names the judgments that it does not use
+        wider = [*options(llm), "--store", "labels.db", "--labels", "refund,delivery,login,other"]
+        _, _, err = run_here("classify", tickets, *wider, "-o", "wider.csv")
+        assert "labels.db has judgments of run 1, whose answers are to another question" in err
+        assert "next, carry the judgments over: testnuc learn wider.csv labels.db" in err
 
 
 def labels_in(path):
