@@ -228,7 +228,7 @@ class Learned(Brief):
 
     def next_to_prove(self, n: int, random: np.random.Generator) -> list[int]:
         """Draw the positions of n texts that are not judged, to certify one part more."""
-        trust, ends = self.trust.astype(np.float64), self.cohorts or (self.texts,)
+        trust, ends = self._provable, self.cohorts or (self.texts,)
         strata = self._strata(self.right)
         proven = strata.proven(USUAL, error_of(USUAL, self.rankings))
         for parts in range(proven + 1, len(strata.lowest) + 2):
@@ -243,13 +243,19 @@ class Learned(Brief):
         return [left[cell].pop() for cell in found.tolist()]
 
     def _strata(self, right: Bools, inside: Bools | None = None) -> Strata:
-        """Count the texts whose labels are right; of drawn texts, a referee's answer says nothing.
+        """Count the texts whose labels are right by a person.
 
         `right`, bool[m], and `inside`, bool[texts], as for `Strata.of`.
         """
-        known = right & (self.person | ~self.drawn)
+        known = right & self.person
+        return Strata.of(self._provable, self.rows, known, self.drawn, inside, self.cohorts)
+
+    @property
+    def _provable(self) -> Float64s:
+        """The trust of all texts; NaN where a referee alone judged, which certifies nothing."""
         trust = self.trust.astype(np.float64)
-        return Strata.of(trust, self.rows, known, self.drawn, inside, self.cohorts)
+        trust[self.rows[~self.person & ~self.drawn]] = np.nan
+        return trust
 
     def without(self, hashes: Collection[bytes]) -> Self:
         """Return the same without the judgments of texts; what they prove stays, as numbers."""
@@ -465,9 +471,12 @@ class Learned(Brief):
         certificate = certify(strata, accuracy=accuracy, confidence=confidence, ranking=ranking)
         if self.unproved:
             certificate = replace(certificate, reason=_OTHER_SETTINGS)
+        elif not strata.texts.size and not self.person.all():
+            reason = "a referee judged the texts, which certifies nothing; judge some yourself"
+            certificate = replace(certificate, reason=reason)
         among = None
         if len(self.keys):
-            sure = self.trust[: certificate.texts].astype(np.float64) >= certificate.trust
+            sure = self._provable[: certificate.texts] >= certificate.trust
             names = np.array([*self.labels, None], dtype=object)
             given = names[self.given[: len(sure)]][sure] if len(self.given) else repeat(())
             among = dict(zip(self.keys[: len(sure)][sure].tolist(), given, strict=False))
@@ -583,7 +592,8 @@ class Learned(Brief):
             lines.append(
                 f"Labels come from {self.name}: expected gain {value:+.1f} points"
                 f"{self.rule.measured} over the {self._gained:,} texts that judged ones were drawn "
-                f"from, by your judgments (from {low:+.1f} to {high:+.1f}, with 90 % confidence "
+                f"from, by {'these' if by['referee'] else 'your'} judgments (from {low:+.1f} to "
+                f"{high:+.1f}, with 90 % confidence "
                 "for each bound)."
             )
         if accuracy := self.accuracy():

@@ -69,6 +69,21 @@ async def test_calls_are_foreseen_and_counted_apart(servers, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::testnuc.SmallPoolWarning")
+async def test_a_referee_that_judges_nearly_all_texts_certifies_none(servers):
+    """What it judged counted as right beside what people drew."""
+    for n, reason in ((60, "a referee judged the texts"), (130, "judge")):
+        async with client(servers, escalate=0.0) as nuc:
+            await nuc.classify_many(TEXTS[:n])
+            learned = nuc.learned
+            assert {one.source for one in learned.used} == {"referee"}
+            certificate = learned.certify()
+            assert certificate.coverage == 0
+            assert reason in certificate.reason
+            assert "Proved" not in str(learned)
+
+
+@pytest.mark.slow
 async def test_a_referee_judges_once_where_few_texts_have_a_prediction(servers, tmp_path):
     """Each run judged a hundred more: the pool was larger than what was learned from."""
     small, big = servers
