@@ -264,22 +264,12 @@ class _Votes:
     full: Int32s
     #: int64[J], the text of each judge.
     row: Int64s
-    #: float64[J] and int32[J], similarity and label of each judge.
+    #: float64[J], of each judge.
     similarity: Float64s
-    judge: Int32s
-    #: int32[own weights, ks, J], the winners without the judge.
-    winners: Int32s
-
-    def changes(self, p: int, q: int) -> Bools:
-        """Return where the p-th own weight and q-th k change the text's own label, bool[J]."""
-        changed: Bools = self.winners[p, q] != self.own[self.row]
-        return changed
-
-    def sides(self, p: int, q: int) -> Float64s:
-        """Return what each judge agrees with: 1 vote, -1 own label, 0 neither or both; [J]."""
-        for_vote = (self.judge == self.winners[p, q]).astype(np.float64)
-        balance: Float64s = for_vote - (self.judge == self.own[self.row])
-        return balance
+    #: bool[own weights, ks, J], where the vote without the judge changes the text's own label.
+    changed: Bools
+    #: float64[own weights, ks, J], what each judge agrees with: 1 vote, -1 own, 0 neither or both.
+    sides: Float64s
 
 
 def _judged_votes(labels: Int32s, cosines: Float32s, n_classes: int, k: int | None) -> _Votes:
@@ -295,8 +285,10 @@ def _judged_votes(labels: Int32s, cosines: Float32s, n_classes: int, k: int | No
     without = labels[row]
     without[np.arange(len(row)), rank + 1] = -1
     winners = curves(Ballots.of_rows(without, cosines[row], None, n_classes), ks, policies)
+    own, judge = labels[row, 0], labels[row, rank + 1]
+    sides = (winners == judge).astype(np.float64) - (judge == own)
     similarity = near[row, rank].astype(np.float64)
-    return _Votes(ks, labels[:, 0], full, row, similarity, labels[row, rank + 1], winners)
+    return _Votes(ks, labels[:, 0], full, row, similarity, winners != own, sides)
 
 
 def _candidates(votes: _Votes, count: int) -> tuple[Candidate, ...]:
@@ -304,9 +296,9 @@ def _candidates(votes: _Votes, count: int) -> tuple[Candidate, ...]:
     lines = []
     for p, weight in enumerate(_OWN_WEIGHTS):
         for q, n in enumerate(votes.ks):
-            changed, gain = votes.changes(p, q).astype(np.float64), Share(0.0, 0.0, 0.0)
+            changed, gain = votes.changed[p, q].astype(np.float64), Share(0.0, 0.0, 0.0)
             if changed.sum() >= _MIN_CHANGED:
-                gain = at_similarity_one(votes.similarity, votes.sides(p, q), votes.row)
+                gain = at_similarity_one(votes.similarity, votes.sides[p, q], votes.row)
             overruled = at_similarity_one(votes.similarity, changed, votes.row).value
             part = float((votes.full[p, q] != votes.own).sum() / count)
             lines.append(Candidate(n, weight, part, gain, overruled))
@@ -317,12 +309,12 @@ def _excluded_labels(votes: _Votes, n_classes: int, k: int, policy: VotePolicy) 
     """Return the labels whose texts significantly lose by the vote."""
     p, q = _OWN_WEIGHTS.index(policy.own_weight), votes.ks.index(k)
     own, row = votes.own, votes.row
-    changed = own[row][votes.changes(p, q)]
+    changed = own[row][votes.changed[p, q]]
     tested = np.flatnonzero(np.bincount(changed, minlength=n_classes) >= _MIN_CHANGED)
     # Bonferroni correction for the number of tested labels
     errors = NormalDist().inv_cdf(1 - _FALSE_ALARM / 2 / max(len(tested), 1))
     # judges of the same text are dependent, so sum them per text
-    balance = np.bincount(row, votes.sides(p, q), minlength=len(own))
+    balance = np.bincount(row, votes.sides[p, q], minlength=len(own))
     total = np.bincount(own, balance, minlength=n_classes)
     spread = np.sqrt(np.bincount(own, balance**2, minlength=n_classes))
     return tuple(c for c in tested.tolist() if total[c] + errors * spread[c] < 0)
