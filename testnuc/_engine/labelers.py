@@ -152,7 +152,7 @@ def _several(run: Run, learned: Learned, vectors: Float16s | None) -> Labels:
     n, rule = run.batch.n_own, learned.rule
     assert isinstance(rule, Thresholds)
     run.judge(judged_classes(run, range(n), learned))
-    return rule.apply(scores_in(run, rule.heads, vectors))
+    return rule.decide(scores_in(run, rule.heads, vectors)).by_share()
 
 
 def scores_in(run: Run, heads: Sequence[LinearHead], vectors: Float16s | None) -> LabelScores:

@@ -257,7 +257,7 @@ async def _batches(
     """Yield the texts in lists; if their source fails, its error at last."""
     batch, failed = list[str](), None
     try:
-        async for text in _items(texts):
+        async for text in texts if isinstance(texts, AsyncIterable) else _one_by_one(texts):
             batch.append(text)
             if len(batch) == size:
                 yield batch
@@ -272,10 +272,6 @@ async def _batches(
         yield failed
 
 
-async def _items(texts: Iterable[str] | AsyncIterable[str]) -> AsyncGenerator[str, None]:
-    if isinstance(texts, AsyncIterable):
-        async for text in texts:
-            yield text
-    else:
-        for text in texts:
-            yield text
+async def _one_by_one(texts: Iterable[str]) -> AsyncGenerator[str, None]:
+    for text in texts:
+        yield text

@@ -67,10 +67,9 @@ class Argmax(Brief):
 
     def apply(self, texts: Texts, kept: Int32s, tree: LabelTree | None = None) -> Labels:
         """Label texts; `kept`, by the vote settings, stays unless a head decides."""
-        cells = len(texts) * texts.n_classes
+        cells, models = len(texts) * texts.n_classes, (self.model, *self.bases)
         if cells <= MOST_CELLS:
-            return self._applied(texts, kept, tree)
-        models = (self.model, *self.bases)
+            return self._applied(texts, kept, tree, [None] * len(models))
         labels = [model.neighbor_labels(texts) for model in models]
         parts: list[Labels] = []
         for rows in np.array_split(np.arange(len(texts)), _PARTS * -(-cells // MOST_CELLS)):
@@ -80,32 +79,25 @@ class Argmax(Brief):
         return Labels.stacked(parts)
 
     def _applied(
-        self, texts: Texts, kept: Int32s, tree: LabelTree | None, grounds: Sequence[Ground] = ()
+        self, texts: Texts, kept: Int32s, tree: LabelTree | None, grounds: Sequence[Ground | None]
     ) -> Labels:
-        probabilities = self.model.probabilities(texts, grounds[0] if grounds else None)
-        label = self.label(texts, kept, probabilities, grounds[1:])
+        """Label texts; `grounds` are those of the model and of the bases, as far as known."""
+        found = self.model.probabilities(texts, grounds[0])
+        label, own, head = kept, texts.own[: len(texts)], self.decides == "head"
+        if head:
+            label = self.model.label_of(found, texts)
+            if self.bases:
+                plain = replace(texts, judged=None)
+                others = [self.vote.label(plain)]
+                others += [
+                    m.label(plain, of) for m, of in zip(self.bases, grounds[1:], strict=True)
+                ]
+                changed = np.any([labels != own for labels in others], axis=0)
+                label = np.where(changed | (own < 0), label, own)
+            label = np.where(np.isin(own, self.protected), own, label).astype(np.int32)
         coefficients = np.broadcast_to(self.coefficients, (FOLDS, 3))[texts.folds[: len(texts)]]
-        trust = chances(texts, probabilities, label, coefficients)
-        return labels_of(probabilities, label, trust, tree, shares=self.decides == "head")
-
-    def label(
-        self, texts: Texts, kept: Int32s, found: Float32s, grounds: Sequence[Ground] = ()
-    ) -> Int32s:
-        """Return int32[b], the label of each text.
-
-        `found`, float32[b, C], are the model's probabilities, and `grounds` those of the bases.
-        """
-        if self.decides != "head":
-            return kept
-        label, own = self.model.label_of(found, texts), texts.own[: len(texts)]
-        if self.bases:
-            given: Sequence[Ground | None] = grounds or [None] * len(self.bases)
-            plain = replace(texts, judged=None)
-            others = [self.vote.label(plain)]
-            others += [m.label(plain, of) for m, of in zip(self.bases, given, strict=True)]
-            changed = np.any([labels != own for labels in others], axis=0)
-            label = np.where(changed | (own < 0), label, own)
-        return np.where(np.isin(own, self.protected), own, label).astype(np.int32)
+        trust = chances(texts, found, label, coefficients)
+        return labels_of(found, label, trust, tree, shares=head)
 
     def packed(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return its plain values and its arrays."""

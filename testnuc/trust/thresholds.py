@@ -285,10 +285,6 @@ class Thresholds(Brief):
         odds = (z * self.of_label[scores.folds[scores.vote.rows]]).sum(axis=1)
         return np.where(known, 1 / (1 + np.exp(-odds)), 0.0)
 
-    def apply(self, scores: LabelScores) -> Labels:
-        """Label texts."""
-        return self.decide(scores).by_share()
-
     def packed(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return its plain values and its arrays."""
         arrays: dict[str, Array] = {name: getattr(self, name) for name in _ARRAYS}
