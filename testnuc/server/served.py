@@ -229,13 +229,14 @@ class ServedSet:
     def answering(self, about: dict[str, Any], seconds: float, texts: int) -> Iterator[Failed]:
         """Wait for the calls of a request of so many texts; log what failed, by type.
 
-        It does not wait while the provider is paused for longer.
+        It does not wait while the provider is paused for longer, or what was learned labels alone.
         """
-        failed, transport = defaultdict[str, list[Exception]](list), parts_of(self.nuc).transport
-        whole = None
+        parts, whole = parts_of(self.nuc), None
+        failed, transport = defaultdict[str, list[Exception]](list), parts.transport
         pause = transport.admission.pause
         seconds = min(seconds, _FOR_PROBE) if transport.outage.is_down else seconds
-        patience = Patience(0.0 if pause > seconds else seconds)
+        alone = bool(pause) and parts.pipeline.settings.head_decides
+        patience = Patience(0.0 if alone or pause > seconds else seconds)
         if pause:
             error = RateLimitedError("the provider asked all to wait", retry_after=pause)
             patience.failures.append(error)

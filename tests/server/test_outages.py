@@ -401,6 +401,35 @@ async def test_what_was_learned_labels_while_the_provider_fails(failure):
                 assert row["error"]["type"] == kind
 
 
+@pytest.mark.slow
+async def test_no_request_waits_for_a_long_pause_where_what_was_learned_labels():
+    model, paused = learning.Says(), False
+    answer = model.say
+
+    def of(text):
+        if paused:
+            raise RateLimitedError("slow down", retry_after=110)
+        return answer(text)
+
+    model.say = of
+    nuc = learning.client(model, policy="majority", k=0)
+    # longer than the pause
+    async with served(nuc, request_timeout=300) as (service, session):
+        await nuc.classify_many(learning.texts_of(600))
+        review = await nuc.review(50)
+        learning.judge(review)
+        assert (await nuc.learn(review)).decides == "head"
+        paused = True
+        first, other = learning.texts_of(2, start=6000)
+        waiting = asyncio.create_task(post(session, {"text": first}))
+        await until(lambda: service.status == "paused")
+        async with asyncio.timeout(90):
+            status, row, *_ = await post(session, {"text": other})
+        assert (status, row["source"]) == (200, "head")
+        assert row["error"]["type"] == "provider_rate_limited"
+        waiting.cancel()
+
+
 async def refused_at_once(session, llm, body):
     """Assert that a request is answered without a call."""
     before = llm.requests
