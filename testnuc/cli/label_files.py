@@ -158,31 +158,26 @@ def _yaml(content: str, name: str) -> Any:
             f"{_LONGEST_YAML:,}; give a .json or .csv file"
         )
 
-    # every scalar is a string: the label `no` is not false
-    class Loader(yaml.BaseLoader):  # type: ignore[misc]
-        """Reads no aliases: a few lines of them can stand for any number of labels."""
+    def plain(node: Any) -> Any:
+        # every scalar is a string: the label `no` is not false
+        if isinstance(node, yaml.MappingNode):
+            return _once([(key.value, plain(value)) for key, value in node.value], name)
+        return list(map(plain, node.value)) if isinstance(node, yaml.SequenceNode) else node.value
 
-        depth = 0
-
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.AliasEvent):
-                event = self.peek_event()
+    depth, loader = 0, getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+    try:
+        for event in yaml.parse(content, Loader=loader):
+            if isinstance(event, yaml.AliasEvent):
+                # a few lines of them can stand for any number of labels
                 raise InvalidInputError(
                     f"{name}, line {event.start_mark.line + 1}: *{event.anchor} is an alias, which "
                     "labels may not have; write out what it stands for"
                 )
-            self.depth += 1
-            if self.depth > _DEEPEST:
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
                 raise RecursionError
-            node = super().compose_node(parent, index)
-            self.depth -= 1
-            return node
-
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            _once([(key.value, value) for key, value in node.value], name)
-            return super().construct_mapping(node, deep=deep)
-
-    try:
-        return yaml.load(content, Loader=Loader)  # noqa: S506 - creates no objects
+        node = yaml.compose(content, Loader=loader)
     except yaml.YAMLError as exc:
         raise InvalidInputError(f"{name} is not YAML: {exc}") from exc
+    return None if node is None else plain(node)
