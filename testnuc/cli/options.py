@@ -3,7 +3,7 @@
 import inspect
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -50,31 +50,24 @@ OF_ANSWERS = (
 LATER: dict[str, Any] = {"temperature": 0.7, "seed": None}
 
 
-def _marked(option: Any, *marks: str) -> Any:
-    """Mark an option by what `runs` and `settings_of` do with it."""
-    option.marks = marks
-    return option
+def _marked(kind: Any, marks: Sequence[str], *given: Any, **more: Any) -> Any:
+    """Return an option, or argument, marked by what `runs` and `settings_of` do with it."""
+    made = kind(*given, **more)
+    made.marks = marks
+    return made
+
+
+#: An option that is given for one run only, never in the settings.
+once = partial(_marked, typer.Option, ["once"])
+#: An option that names a file which is read; one which a command writes.
+reads = partial(_marked, typer.Option, ["reads"])
+writes = partial(_marked, typer.Option, ["writes", "once"])
 
 
 def argument(metavar: str, meaning: str, *given: Any) -> Any:
     """Return a positional argument of a command: a file that it reads, or a store."""
-    made = typer.Argument(*given, help=meaning, metavar=metavar, show_default=False)
-    return _marked(made, "reads")
-
-
-def once(*given: Any, **more: Any) -> Any:
-    """Return an option that is given for one run only, never in the settings."""
-    return _marked(typer.Option(*given, **more), "once")
-
-
-def reads(*given: Any, **more: Any) -> Any:
-    """Return an option that names a file which is read."""
-    return _marked(typer.Option(*given, **more), "reads")
-
-
-def writes(*given: Any, **more: Any) -> Any:
-    """Return an option that names a file which a command writes."""
-    return _marked(typer.Option(*given, **more), "writes", "once")
+    how = {"help": meaning, "metavar": metavar, "show_default": False}
+    return _marked(typer.Argument, ["reads"], *given, **how)
 
 
 def output_to(meaning: str, default: str | None = None, **more: Any) -> Any:
@@ -107,8 +100,10 @@ def _client(
         show_default="the store's, or sentence-transformers/all-MiniLM-L6-v2",
     ),
     store: str | None = _marked(
-        typer.Option(None, help="Stores answers: each is requested once. A path, postgresql://.."),
-        "writes",
+        typer.Option,
+        ["writes"],
+        None,
+        help="Stores answers: each is requested once. A path, postgresql://..",
     ),
     instructions: str | None = typer.Option(None, help="Your guidelines for the LLM."),
     none_label: str | None = typer.Option(None, help='A label that means "none of these".'),
