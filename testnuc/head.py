@@ -17,6 +17,7 @@ import orjson
 from testnuc import embedders
 from testnuc._base.arrays import DAMAGED, Array, Float16s, Float32s, Floats, Int32s, read_archive
 from testnuc._base.checks import checked_number, valid_text, values
+from testnuc._base.foreign import read_as
 from testnuc._base.jsonl import write_whole
 from testnuc._base.loop_thread import Background
 from testnuc.embedders.cache import EmbeddingCache, embedder_name
@@ -256,9 +257,9 @@ class Head:
             weights,
             (start, slope),
             embedder=name,
-            trained_on=TrainedOn(**header["trained_on"]),
+            trained_on=read_as(TrainedOn, header["trained_on"]),
             certificate=None if given is None else Certificate.of(given),
-            sets=None if sets is None else SetRule.of(sets),
+            sets=None if sets is None else read_as(SetRule, sets),
         )
         # else whoever made the file would say what is loaded here
         made.loadable = bool(header["loadable"]) and embedders.is_known(name)

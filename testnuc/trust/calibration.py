@@ -5,9 +5,9 @@ weighted by a power of 1 / probability of drawing, and shrunk toward a prior. Fo
 is fitted without its fold. A head has a line alone, or a `SetRule`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -152,12 +152,6 @@ class SetRule:
     threshold: float
     #: Start and slope.
     of_label: tuple[float, float]
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Self:
-        """Return the rule of a record that `dataclasses.asdict` made."""
-        start, slope = map(float, record["of_label"])
-        return cls(float(record["threshold"]), (start, slope))
 
     @classmethod
     def fitted(cls, probabilities: Float32s, taught: Bools) -> Self:

@@ -8,6 +8,7 @@ import numpy as np
 import orjson
 import pytest
 
+from testnuc._base.foreign import read_as
 from testnuc.trust.calibration import SetRule, chance_of, fit_line
 
 
@@ -35,7 +36,7 @@ def test_the_threshold_and_both_chances_are_fitted():
     assert trust.mean() == pytest.approx(exact.mean(), abs=0.02)
     sure = trust >= np.median(trust)
     assert exact[sure].mean() > exact[~sure].mean() + 0.1
-    read = SetRule.of(orjson.loads(orjson.dumps(asdict(rule))))
+    read = read_as(SetRule, orjson.loads(orjson.dumps(asdict(rule))))
     assert all((a == b).all() for a, b in zip(read.apply(new), (given, chances, odds), strict=True))
 
 
