@@ -18,7 +18,7 @@ sampling without replacement" (UAI).
 
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from functools import partial
 from math import hypot
 from typing import Any, Self
@@ -29,6 +29,7 @@ import orjson
 from testnuc._base.arrays import Array, Bools, Float64s, Int64s
 from testnuc._base.checks import checked_number
 from testnuc._base.display import Brief
+from testnuc._base.foreign import read_as
 from testnuc.errors import StoreError
 from testnuc.protocols import Provider, WireProvider
 from testnuc.trust.shares import NEVER, Share, quantiles
@@ -253,11 +254,6 @@ _SHAPES = {
 }
 #: Array of positions -> the letter of what they are positions of.
 _PLACES = {"rows": "n", "given_rows": "n", "given_labels": "c"}
-#: Types of the fields of a `Judgment` but for the last.
-_KINDS: tuple[Any, ...] = (
-    *(str, bytes, str | None, str | None, float | int | None, float | int | None),
-    *(int, bool | None, str, str, bool | None, str),
-)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -303,19 +299,14 @@ class Judgment(Brief):
         return [text, key.hex(), *rest]
 
     @classmethod
-    def of(cls, record: Sequence[Any]) -> "Judgment":
-        """Return the judgment of a record."""
-        text, key, *rest = record
-        # older versions stored nothing, or a number, in place of `uniform`
-        known = rest if len(rest) > 5 and isinstance(rest[5], bool) else rest[:5]
-        later = dict(zip(("possible", "by"), known[9:], strict=False))
-        later["possible"] = tuple(later.get("possible", ()))
-        made: Judgment = cls(text, bytes.fromhex(key), *known[:9], **later)
-        *first, possible, by = astuple(made)
-        kinds = [*zip([*first, by], _KINDS, strict=True), *((one, str | None) for one in possible)]
-        if not all(isinstance(field, kind) for field, kind in kinds):
-            raise TypeError(f"a judgment is {record!r:.80}")
-        return made
+    def all_of(cls, records: Sequence[Sequence[Any]]) -> "tuple[Judgment, ...]":
+        """Return the judgments of records."""
+        names, plain = [field.name for field in fields(cls)], []
+        for text, key, *rest in records:
+            # older versions stored nothing, or a number, in place of `uniform`
+            known = rest if len(rest) > 5 and isinstance(rest[5], bool) else rest[:5]
+            plain.append(dict(zip(names, (text, bytes.fromhex(key), *known), strict=False)))
+        return tuple(read_as(list[Judgment], plain))
 
 
 @dataclass(frozen=True, slots=True)

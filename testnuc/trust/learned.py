@@ -667,7 +667,7 @@ class Learned(Brief):
                 name=header["name"],
                 gain=Share(*header["gain"]),
                 texts=header["texts"],
-                judged=tuple(map(Judgment.of, header["judged"])),
+                judged=Judgment.all_of(header["judged"]),
                 draws=Draws.taken_from(arrays, header["population"]),
                 settings=str(header.get("settings", "")),
                 ranking=str(header.get("ranking", "")),

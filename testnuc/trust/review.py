@@ -390,15 +390,12 @@ class Review(Listed[ReviewItem]):
         if record.get("version") != _VERSION:
             raise InvalidInputError(f"{path} is not a review of this version; save it again")
         try:
-            labels = record["labels"]
-            if not (isinstance(labels, list) and all(isinstance(label, str) for label in labels)):
-                raise TypeError("labels are no list of strings")  # noqa: TRY301
             every = [_plain(index, given) for index, given in enumerate(record["items"])]
             items = read_as(list[ReviewItem], every)
             context = record.get("context")
             review = cls(
                 items,
-                labels,
+                read_as(list[str], record["labels"]),
                 read_as(Count, record["texts"]),
                 str(record["model"]),
                 None if context is None else ReviewContext.of(context),

@@ -55,7 +55,7 @@ def test_what_is_left_open_keeps_the_labels_that_it_may_be():
         first = judged(label, **more)
         (found,) = carried_over([first], OLD, new, was or {})
         # stored and read again
-        assert Judgment.of(found.record()) == found
+        assert Judgment.all_of([found.record()]) == (found,)
         return found.possible
 
     split = {"card lost": ["card"], "card late": ["card"]}
@@ -89,7 +89,7 @@ def test_each_of_several_labels_is_followed():
 def test_a_label_that_was_added_may_apply_besides_those_that_were_judged():
     def possible(old, new, *judgments):
         found = carried_over(judgments, old, LabelSet(new, multilabel=True), {})
-        assert [Judgment.of(one.record()) for one in found] == found
+        assert [*Judgment.all_of([one.record() for one in found])] == found
         return found
 
     first = possible(OLD, [*OLD, "app"], judged("card; fee"), judged(""))

@@ -386,14 +386,14 @@ def test_judgments_of_older_versions_count_where_their_probability_says_so():
         [f"t{i}", f"{i:032x}", "topic 1", "person", chance, chance, 100, *[chance] * (i % 2)]
         for i, chance in enumerate(chances)
     ]
-    judged = [Judgment.of(record) for record in records]
+    judged = [*Judgment.all_of(records)]
     assert {j.uniform for j in judged} == {None}
     uniform = [False, True, False, True, True, False]
     assert draws_of(judged, 100).uniform.tolist() == uniform
     # the pool has grown
     assert draws_of(judged, 140).uniform.tolist() == uniform
     known = [replace(j, uniform=not was) for j, was in zip(judged, uniform, strict=True)]
-    again = [Judgment.of(j.record()) for j in known]
+    again = [*Judgment.all_of([j.record() for j in known])]
     assert again == known
     assert draws_of(again, 100).uniform.tolist() == [not was for was in uniform]
 

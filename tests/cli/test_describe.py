@@ -438,7 +438,7 @@ def test_a_page_says_how_many_people_judged_when_and_whether_blind():
     blind = [replace(one, day="2026-11-25") for one in blind]
     seeing = [replace(one, day="2026-11-26") for one in _judgments_in(whole)]
     older = [replace(blind[0], by="", day="")]
-    stored = [Judgment.of(one.record()) for one in (*blind, *seeing, *older)]
+    stored = [*Judgment.all_of([one.record() for one in (*blind, *seeing, *older)])]
     assert stored == [*blind, *seeing, *older]
     page = said_of(stored)
     # a text that the other one did not have, or skipped, was judged by one alone
