@@ -212,7 +212,8 @@ class RunNote:
     @property
     def question(self) -> tuple[Any, ...]:
         """What was asked, and the store."""
-        return self.store, self.named, *map(self.options.get, ("labels", "instructions"))
+        asked = map(self.options.get, ("labels", "instructions", "none_label"))
+        return self.store, self.named, bool(self.options.get("multilabel")), *asked
 
     @property
     def texts(self) -> list[str]:
