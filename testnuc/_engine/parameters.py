@@ -179,18 +179,14 @@ def _labeler(values: Mapping[str, Any], _: Any) -> UncertaintySampling | Head | 
     return UncertaintySampling(**own) if ask == "unsure" else None
 
 
-def _referee(values: Mapping[str, Any], referee: Any) -> Referee | None:
-    """Return the referee with its part of the texts; None: unchanged."""
-    return None if referee is None else Referee(referee, **values)
-
-
 _MAKERS: dict[str, Callable[[Mapping[str, Any], Any], Any]] = {
     "labels": _labels,
     "sampling": _sampling,
     "policy": _policy,
     "limits": _limits,
     "labeler": _labeler,
-    "referee": _referee,
+    # with its part of the texts
+    "referee": lambda values, given: None if given is None else Referee(given, **values),
 }
 
 

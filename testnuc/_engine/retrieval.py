@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -241,7 +240,7 @@ class StoredVoters:
 
     retriever: Retriever
     #: Hashes of the texts that get a prediction in this run.
-    batch: AbstractSet[bytes]
+    batch: set[bytes]
     #: What is known of each row.
     _state: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, dtype=np.int8))
     _rows: Int64s | None = None

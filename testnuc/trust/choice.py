@@ -278,17 +278,6 @@ def choose(
     """
     checked_number("margin", margin, 0, 1)
     checked_number("confidence", confidence, 0, 1)
-    choice = Choice(runs, judged, in_order(_shared(runs)), among)
-    choice.decide(margin, confidence, dict(costs or {}), cheapest=cheapest)
-    return choice
-
-
-def in_order(texts: Iterable[str]) -> list[str]:
-    """Return texts in an order that is random, and the same among whatever other texts."""
-    return sorted(texts, key=lambda text: blake2b(hash_text(text)).digest())
-
-
-def _shared(runs: Mapping[str, Sequence[Classification]]) -> set[str]:
     if len(runs) < 2:
         raise InvalidInputError("there is one run; give two or more to choose from")
     if any(row.multilabel for run in runs.values() for row in run):
@@ -296,4 +285,11 @@ def _shared(runs: Mapping[str, Sequence[Classification]]) -> set[str]:
     texts = [{row.text for row in run if valid_text(row.text) is None} for run in runs.values()]
     if not (shared := set.intersection(*texts)):
         raise InvalidInputError("the runs have no text in common; give runs on the same texts")
-    return shared
+    choice = Choice(runs, judged, in_order(shared), among)
+    choice.decide(margin, confidence, dict(costs or {}), cheapest=cheapest)
+    return choice
+
+
+def in_order(texts: Iterable[str]) -> list[str]:
+    """Return texts in an order that is random, and the same among whatever other texts."""
+    return sorted(texts, key=lambda text: blake2b(hash_text(text)).digest())
