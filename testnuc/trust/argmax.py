@@ -183,7 +183,13 @@ def labels_of(
     `shares`: whether all labels that the model finds likely are candidates.
     """
     other, part = second(found, label)
-    shown = shown_shares(found, label) if shares else np.zeros_like(found)
+    shown = found.copy() if shares else np.zeros_like(found)
+    if shares:
+        # none is larger than that of the kept label: an LLM's own one may be kept out of care
+        at = np.arange(len(label))
+        shown[at, label] = np.maximum(shown[at, label], shown.max(axis=1))
+        shown[shown < _LEAST_SHARE] = 0
+        shown /= shown.sum(axis=1, keepdims=True)
     chosen, next_best = (np.arange(found.shape[1]) == of[:, None] for of in (label, other))
     rows, columns = np.nonzero(chosen | next_best | (shown > 0))
     given = chosen[rows, columns]
@@ -216,17 +222,6 @@ def second(found: Float32s, label: Int32s) -> tuple[Int32s, Float64s]:
     part = found[np.arange(len(found)), other] / np.maximum(rest, _TINY)
     found[at, label[at]] = given
     return np.where(rest > 0, other, -1).astype(np.int32), part
-
-
-def shown_shares(found: Float32s, label: Int32s) -> Float32s:
-    """Return the shares that are shown: none is larger than that of the kept label."""
-    shown = found.copy()
-    at = np.arange(len(label))
-    # an LLM's own label that was kept out of care
-    shown[at, label] = np.maximum(shown[at, label], shown.max(axis=1))
-    shown[shown < _LEAST_SHARE] = 0
-    result: Float32s = shown / shown.sum(axis=1, keepdims=True)
-    return result
 
 
 def parts_by_level(found: Float32s, label: Int32s, tree: LabelTree) -> Float32s:
