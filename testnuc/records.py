@@ -3,13 +3,12 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import orjson
 
 from testnuc.errors import TestNUCError
-from testnuc.types import SEPARATOR, Classification, Neighbor, Prediction, Usage, row, split_labels
+from testnuc.types import SEPARATOR, Classification, Neighbor, Prediction, row, split_labels
 
 #: Prefix of our columns in files, which hold the user's own columns, too.
 PREFIX = "nuc_"
@@ -35,14 +34,6 @@ def short_row(result: Classification) -> dict[str, Any]:
     if fields["nuc_error"] is None and (own := result.prediction) and own.said and own.unmatched:
         fields["nuc_error"] = _OUTSIDE + own.said
     return {name: fields[name] for name in (*SHORT, *LISTS) if name in fields}
-
-
-def usage_of(spent: Mapping[str, Any] | None) -> Usage | None:
-    """Return the usage in the record of a run; None: it holds none."""
-    known = {field.name for field in fields(Usage)}
-    if not spent:
-        return None
-    return Usage(**{name: value for name, value in spent.items() if name in known})
 
 
 def result_of(record: Mapping[str, Any], index: int, text_column: str) -> Classification:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from testnuc._base.checks import checked_whole, is_null, values
 from testnuc._base.display import Listed, data_frames, facts, grid
+from testnuc._base.foreign import read_as
 from testnuc._base.jsonl import table, write_whole
 from testnuc.errors import InvalidInputError, TestNUCError
-from testnuc.records import file_row, line_of, result_of, rounded, text_of, usage_of
+from testnuc.records import file_row, line_of, result_of, rounded, text_of
 from testnuc.trust.counts import Counts, counted
 from testnuc.trust.counts import debiased as pseudo_outcomes
 from testnuc.trust.label_check import LabelCheck, checked_labels, grouped
@@ -87,8 +88,8 @@ def read_results(
     if not rows:
         raise InvalidInputError(f"{source} holds no results")
     try:
-        usage = usage_of(run.get("usage")) or usage
-        referee_usage = usage_of(run.get("referee_usage"))
+        usage = read_as(Usage, spent) if (spent := run.get("usage")) else usage
+        referee_usage = read_as(Usage, spent) if (spent := run.get("referee_usage")) else None
         repr(run)  # what is nested too deep cannot be shown
         seconds, labels = float(run.get("seconds") or 0.0), tuple(map(str, run.get("labels") or ()))
         descriptions = {str(k): str(v) for k, v in (run.get("descriptions") or {}).items()}
