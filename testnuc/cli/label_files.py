@@ -161,6 +161,8 @@ def _yaml(content: str, name: str) -> Any:
     def plain(node: Any) -> Any:
         # every scalar is a string: the label `no` is not false
         if isinstance(node, yaml.MappingNode):
+            if any(not isinstance(key, yaml.ScalarNode) for key, _ in node.value):
+                raise yaml.YAMLError("a label is a list or a mapping")
             return _once([(key.value, plain(value)) for key, value in node.value], name)
         return list(map(plain, node.value)) if isinstance(node, yaml.SequenceNode) else node.value
 
@@ -178,6 +180,6 @@ def _yaml(content: str, name: str) -> Any:
             if depth > _DEEPEST:
                 raise RecursionError
         node = yaml.compose(content, Loader=loader)
+        return None if node is None else plain(node)
     except yaml.YAMLError as exc:
         raise InvalidInputError(f"{name} is not YAML: {exc}") from exc
-    return None if node is None else plain(node)

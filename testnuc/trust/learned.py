@@ -33,6 +33,7 @@ from testnuc.trust.shares import (
     Share,
     accuracy_of,
     combined,
+    draws_in_a_row,
     draws_lacking,
     label_accuracy,
     upper_bound,
@@ -358,8 +359,8 @@ class Learned(Brief):
         """About how many more judgments, at random, `accuracy` lacks; 0: none, or it is unknown."""
         if self.unproved or not len(self.before) or self.accuracy():
             return 0
-        by = self._sample()[1] & self.draws.drawn & ~self.drawn
-        lacking = draws_lacking(self._differs, self.rows[by])
+        _, by, rows, drawn = self._sample()
+        lacking = draws_lacking(self._differs, rows[draws_in_a_row(drawn, self.drawn[by])[0]])
         left = self.texts - len(self.rows)
         return min(math.ceil(lacking * left * _AMPLE), left)
 

@@ -328,6 +328,17 @@ def draws_lacking(differs: Bools, rows: Int64s) -> float:
     return float(np.where(left > _SMALL * len(differs), lacking, 0).clip(0).max())
 
 
+def draws_in_a_row(drawn: Bools, ranked: Bools) -> tuple[Bools, Bools]:
+    """Return the most draws between texts that were chosen, and what was judged before, bool[m].
+
+    `drawn` and `ranked`, bool[m], as for `accuracy_of`.
+    """
+    chosen = ~(drawn | ranked)
+    row = np.cumsum(chosen)
+    at = int(np.bincount(row[drawn & ~ranked], minlength=1).argmax())
+    return drawn & ~ranked & (row == at), (row < at) | (chosen & (row == at) & (at > 0))
+
+
 def accuracy_of(
     differs: Bools,
     rows: Int64s,
@@ -351,8 +362,24 @@ def accuracy_of(
     float64[m], as for `JudgedSample`: strata now are not those then.
 
     `alike`: those that count were drawn with equal chances from all texts; few need no strata then.
+
+    Texts that were chosen are not among those that later ones are drawn from. So of draws before
+    and after such the most that follow each other count, and what was judged before is known.
     """
-    used, n = drawn & ~ranked, len(differs)
+    used, earlier = draws_in_a_row(drawn, ranked)
+    if earlier.any():
+        inside = np.ones(len(differs), np.bool_)
+        inside[rows[earlier]] = False
+        places = (np.cumsum(inside) - 1)[rows]
+        left = ~earlier
+        weights = np.ones(len(rows)) if weights is None else weights
+        judged = (places[left], right[left], before[left], used[left], ranked[left], weights[left])
+        rest = accuracy_of(differs[inside], *judged, alike=alike)
+        known, open_ = before[earlier], float((before[earlier] < 0).mean())
+        every = (float((known >= least).mean()) for least in (1, 0))
+        own, now = (Share(part + open_ / 2, part, part + open_) for part in every)
+        return rest and combined([rest, Accuracy(own, now, 0, texts=len(known))])
+    n = len(differs)
     weights = None if weights is None else weights[used]
     sample = JudgedSample(rows[used], used[used], before[used, None] < 0, weights)
     if alike and used.sum() >= 2 * LEAST_DRAWS and draws_lacking(differs, sample.rows):
@@ -429,11 +456,12 @@ def label_accuracy(
     def sizes_of(some: Int64s) -> Int64s:
         return np.bincount(some, minlength=int(strata.max(initial=0)) + 1)
 
-    # recall is by as large a part of each stratum: the first draws
-    sizes, drawn_in = sizes_of(strata), sizes_of(of[sample])
+    # recall is by as large a part of each stratum: the first draws, from texts that none lack yet
+    early = sample & (np.cumsum(~(drawn | ranked)) == 0)
+    sizes, drawn_in = sizes_of(strata), sizes_of(of[early])
     part = np.where(sizes, drawn_in / np.maximum(sizes, 1), 1.0).min()
-    number = np.choose(of, [np.cumsum(sample & (of == one)) for one in range(len(sizes))])
-    first = sample & (number <= part * sizes[of] + _TINY)
+    number = np.choose(of, [np.cumsum(early & (of == one)) for one in range(len(sizes))])
+    first = early & (number <= part * sizes[of] + _TINY)
     should = true & first
     # in all as many as were drawn, whatever the weights in a stratum
     counts, total = (np.bincount(of[first], one[first], len(sizes)) for one in (drawn, weights))
