@@ -43,6 +43,8 @@ from testnuc.types import Classification
 _CONTRADICTED, _CONTRADICTED_PART = 10, 3
 #: Texts that are shown where a label may be missing.
 _EXAMPLES = 3
+#: Draws to certify one part, at most, that are not named as many.
+_AT_ONCE = 60
 
 
 def review(given: SimpleNamespace) -> None:
@@ -97,6 +99,9 @@ def review(given: SimpleNamespace) -> None:
     later = sum(item.goal == "later" for item in drawn)
     of = f", {later:,} of them drawn from those that came later" if later else ""
     to_stderr(f"{len(drawn):,} of {drawn.texts:,} texts to judge{of}, written to {output}")
+    if drawn.ranking and len(drawn) > _AT_ONCE:
+        then = "with `learn` after each forty, later ones prove a larger part"
+        to_stderr(f"note: all are drawn to certify one part; {then}: -n 40")
     _judge(drawn, output, results, given, drawn=True)
 
 
