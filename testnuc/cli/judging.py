@@ -98,10 +98,9 @@ def review(given: SimpleNamespace) -> None:
     drawn.save(output)
     later = sum(item.goal == "later" for item in drawn)
     of = f", {later:,} of them drawn from those that came later" if later else ""
+    many = drawn.ranking != "" and len(drawn) > _AT_ONCE
+    of += ", all to certify one part (-n 40, and learn, again and again proves more)" * many
     to_stderr(f"{len(drawn):,} of {drawn.texts:,} texts to judge{of}, written to {output}")
-    if drawn.ranking and len(drawn) > _AT_ONCE:
-        then = "with `learn` after each forty, later ones prove a larger part"
-        to_stderr(f"note: all are drawn to certify one part; {then}: -n 40")
     _judge(drawn, output, results, given, drawn=True)
 
 
