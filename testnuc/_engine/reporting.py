@@ -322,7 +322,7 @@ def _by_label(parts: Components, results: Results, learned: Learned | None) -> I
     yield (
         f"\nIn brackets are ranges that hold in 95 of 100 cases, each alone. {by}; numbers are "
         "estimated from the texts that were drawn at random and judged. A range is about half as "
-        "wide with four times as many."
+        "wide with four times as many judged texts."
     )
 
 
