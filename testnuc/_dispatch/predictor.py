@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -313,8 +313,8 @@ class Predictor:
             if chosen is not None:
                 return [chosen]
         outcomes: list[_Found] = [None] * len(asks)
-        known = await self._before([self._unfit(ask) for ask in asks])
-        if new := [i for i, before in enumerate(known) if before is None]:
+        known = await self.none_chosen(asks)
+        if new := [i for i, before in enumerate(known) if not before]:
             some = tuple(asks[i] for i in new)
             for i, outcome in zip(new, await self._answer(some, 0, self.part(some)), strict=True):
                 outcomes[i] = outcome
@@ -324,9 +324,18 @@ class Predictor:
             again = await self._answer_part(tuple(asks[i] for i in left), 0, None)
             for i, outcome in zip(left, again, strict=True):
                 outcomes[i] = outcome
-            lost = [self._unfit(asks[i]) for i in left if isinstance(outcomes[i], Exception)]
-            await self._kept(tuple(lost), [Prediction(None, None)] * len(lost))
+            await self.keep_none_chosen(asks[i] for i in left if isinstance(outcomes[i], Exception))
         return outcomes
+
+    async def none_chosen(self, asks: Sequence[Ask]) -> list[bool]:
+        """Return for which texts it is stored that none of the labels of their shortlist fits."""
+        known = await self._before([self._unfit(ask) for ask in asks])
+        return [one is not None for one in known]
+
+    async def keep_none_chosen(self, asks: Iterable[Ask]) -> None:
+        """Store that none of the labels of their shortlists fits: the next call may fail."""
+        unfit = tuple(map(self._unfit, asks))
+        await self._kept(unfit, [Prediction(None, None)] * len(unfit))
 
     def _unfit(self, ask: Ask) -> Ask:
         """Return the ask whose answer is that none of the labels of its shortlist fits."""

@@ -13,10 +13,10 @@ from testnuc._dispatch.inflight import Ask, Outcome
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc.batch.apis import AnthropicBatches, GeminiBatches, MistralBatches, OpenAIBatches
-from testnuc.batch.base import BatchAPI, QueueFullError
+from testnuc.batch.base import BatchAPI, NoneChosenError, QueueFullError
 from testnuc.batch.lifecycle import GROWTH, BatchLifecycle, Outcomes, UnknownOutcomeError
 from testnuc.batch.manifest import ResponseReader, custom_id, pack, require_batches, unpack
-from testnuc.batch.rounds import Pack, PendingBatch, RetryRounds, TokenQueue, packs
+from testnuc.batch.rounds import Pack, PendingBatch, RetryRounds, TokenQueue, packs, with_all_labels
 from testnuc.errors import BudgetExceededError, InvalidInputError, ProviderError, StoreError
 from testnuc.limits.budget import Price, Reservation
 from testnuc.limits.policies import BatchPolicy
@@ -155,7 +155,11 @@ class BatchLane:
         """
         outcomes: Outcomes = {}
         rounds = RetryRounds(self.policy, self._provider, self._predictor.task)
+        known = await self._predictor.none_chosen(asks) if any(ask.shown for ask in asks) else ()
         left: Sequence[Ask] = asks
+        if any(known):
+            told = zip(asks, known, strict=True)
+            left = [with_all_labels(ask) if unfit else ask for ask, unfit in told]
         while left:
             rounds.begin()
             for ask in left:
@@ -174,6 +178,8 @@ class BatchLane:
             left = [ask for ask in left if ask.key not in outcomes]
             free = [ask for ask in left if ask.key not in self.live.requests]
             outcomes.update(await self._round(free, rounds.alone))
+            none = [a for a in left if isinstance(outcomes.get(a.key), NoneChosenError)]
+            await self._predictor.keep_none_chosen(none)
             # others ask for them; their answers will be stored
             taken = any(ask.key not in outcomes for ask in left)
             left = rounds.again(left, outcomes)

@@ -81,6 +81,11 @@ def packs(asks: Iterable[Ask], per_call: int, alone: Collection[bytes] = ()) -> 
         yield tuple(together)
 
 
+def with_all_labels(ask: Ask) -> Ask:
+    """Return the second ask after a shortlist, of which none was chosen."""
+    return replace(ask, shown=(), answer=None)
+
+
 class TokenQueue:
     """Admits batches while their tokens stay within a limit, None if unknown; always admits one."""
 
@@ -162,8 +167,7 @@ class RetryRounds:
             error = outcomes[ask.key]
             if isinstance(error, NoneChosenError):
                 # the second call after a shortlist, with all labels, is no retry
-                all_labels = replace(ask, shown=(), answer=None)
-                (self.rest if self._live else again).append(all_labels)
+                (self.rest if self._live else again).append(with_all_labels(ask))
                 continue
             if isinstance(error, QueueFullError):
                 if self.queue_full_rounds < _QUEUED:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bench._batch_api import BatchLLM
-from testnuc import BatchPolicy, InvalidInputError, Limits, Sampling, TestNUC, TopKICL
+from testnuc import BatchPolicy, Budget, InvalidInputError, Limits, Sampling, TestNUC, TopKICL
 from testnuc._base.checks import hash_text
 from testnuc._engine.shortlist import (
     compared_part,
@@ -278,6 +278,21 @@ async def test_in_the_batch_lane_another_batch_shows_all_labels(
         assert sum(n == len(LABELS) for n in lists) == (2 if packed == 1 else 1)
         # the live lane has the same keys
         assert (await nuc.classify_many(TEXTS)).usage.calls == 0
+
+
+async def test_none_of_a_list_is_billed_once_where_a_budget_ends_a_batch_run(
+    tmp_path: Path,
+) -> None:
+    policy = BatchPolicy(first_poll=0.001, longest_poll=0.002)
+    limits = Limits(batches=policy, budget=Budget(calls=len(TEXTS)))
+    async with BatchLLM(rejecting, record=100) as llm:
+        for calls in (1, 2, 2):
+            async with client(llm, limits=limits, store=tmp_path / "s.db") as nuc:
+                results = await nuc.classify_many(TEXTS, lane="batch")
+            assert llm.calls == calls * len(TEXTS)
+        lists = [len(shown(body)) for body in llm.bodies if "messages" in body]
+    assert lists == [3] * len(TEXTS) + [len(LABELS)] * len(TEXTS)
+    assert own(results) == LABELS
 
 
 async def test_levels_in_the_batch_lane_are_refused_before_any_call() -> None:
