@@ -204,7 +204,7 @@ async def test_a_review_of_sets_is_saved_joined_and_checked(tmp_path):
     again = Review.load(tmp_path / "both.json")
     assert again[1].said == joined.review[1].said
     async with LoopbackLLM(says) as llm, client(llm, multilabel=False) as nuc:
-        with pytest.raises(InvalidInputError, match="another label set"):
+        with pytest.raises(InvalidInputError, match="several labels for a text"):
             await nuc.learn(read)
 
 
