@@ -351,6 +351,14 @@ async def test_a_client_that_leaves_is_a_warning_and_counted(access_log, caplog)
     assert 'testnuc_http_requests_total{route="/v1/classify",status="499"} 1.0' in page
 
 
+async def teach(nuc):
+    """Label texts, and judge some, so that what was learned labels."""
+    await nuc.classify_many(learning.texts_of(600))
+    review = await nuc.review(50)
+    learning.judge(review)
+    assert (await nuc.learn(review)).decides == "head"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("failure", ["key", "down", "pause"])
 async def test_what_was_learned_labels_while_the_provider_fails(failure):
@@ -369,10 +377,7 @@ async def test_what_was_learned_labels_while_the_provider_fails(failure):
     model.say = of
     nuc = learning.client(model, policy="majority", k=0, limits=SOON)
     async with served(nuc, request_timeout=20) as (service, session):
-        await nuc.classify_many(learning.texts_of(600))
-        review = await nuc.review(50)
-        learning.judge(review)
-        assert (await nuc.learn(review)).decides == "head"
+        await teach(nuc)
         broken = True
         fresh = learning.texts_of(30, start=6000)
         bodies = [{"text": text} for text in fresh[: 1 if failure == "down" else 25]]
@@ -415,10 +420,7 @@ async def test_no_request_waits_for_a_long_pause_where_what_was_learned_labels()
     nuc = learning.client(model, policy="majority", k=0)
     # longer than the pause
     async with served(nuc, request_timeout=300) as (service, session):
-        await nuc.classify_many(learning.texts_of(600))
-        review = await nuc.review(50)
-        learning.judge(review)
-        assert (await nuc.learn(review)).decides == "head"
+        await teach(nuc)
         paused = True
         first, other = learning.texts_of(2, start=6000)
         waiting = asyncio.create_task(post(session, {"text": first}))
