@@ -93,4 +93,4 @@ def read_as(kind: type[T], plain: Any) -> T:
         return TypeAdapter(kind).validate_python(plain)
     except ValidationError as exc:
         first = exc.errors(include_url=False)[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from exc
+        raise ValueError(": ".join([*map(str, first["loc"]), first["msg"]])) from exc

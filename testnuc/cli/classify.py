@@ -21,6 +21,7 @@ from testnuc.cli.options import OF_ANSWERS, Options
 from testnuc.cli.options_of_run import client_of, command, completed, next_command
 from testnuc.cli.reading import STANDARD, holds_rows, read_input, say_if_ids, to_stderr, usable
 from testnuc.cli.reusing import reuse_answers
+from testnuc.cli.settings import has_password
 from testnuc.client import TestNUC, parts_of
 from testnuc.embedders.openai import OpenAIEmbedder
 from testnuc.errors import CallTimeoutError, InvalidInputError, SmallPoolWarning, StoreError
@@ -182,15 +183,18 @@ async def _learned_by(nuc: TestNUC, store: AnswerStore) -> tuple[str, str]:
     scopes: dict[bytes, dict[str, Any]] = dict(await cast("Any", parts.store).scopes())
     for scope in await learned_in(parts.store, scopes):
         facts = scopes[scope]
+        if scope == parts.predictor.scope:
+            continue  # by another embedder
         labels, several = {*facts.get("labels", ())}, bool(facts.get("multilabel"))
         if 2 * len(labels & {*nuc.labels.names}) > len(labels) and several == nuc.labels.multilabel:
             found.append((numbered(scopes.items())[scope], facts.get("instructions")))
     if not found:
         return "", ""
     number, instructions = max(found)
+    place = "STORE" if has_password(store.where) else store.where
     said = (
-        f"note: {store.where} has judgments of run {number}, whose answers are to another question "
-        f"(testnuc store runs {store.where}); `testnuc learn FILE {store.where}` carries them over"
+        f"note: {place} has judgments of run {number}, whose answers are to another question "
+        f"(testnuc store runs {place}); `testnuc learn FILE {place}` carries them over"
     )
     return said, store.where if instructions == parts.instructions else ""
 

@@ -43,7 +43,7 @@ from testnuc.types import Classification
 _CONTRADICTED, _CONTRADICTED_PART = 10, 3
 #: Texts that are shown where a label may be missing.
 _EXAMPLES = 3
-#: Draws to certify one part, at most, that are not named as many.
+#: Draws to certify of which the command does not say that fewer at a time prove more.
 _AT_ONCE = 60
 
 
@@ -99,7 +99,7 @@ def review(given: SimpleNamespace) -> None:
     later = sum(item.goal == "later" for item in drawn)
     of = f", {later:,} of them drawn from those that came later" if later else ""
     many = drawn.ranking != "" and len(drawn) > _AT_ONCE
-    of += ", all to certify one part (-n 40, and learn, again and again proves more)" * many
+    of += ", all to certify one part (forty at a time, learning after each, prove more)" * many
     to_stderr(f"{len(drawn):,} of {drawn.texts:,} texts to judge{of}, written to {output}")
     _judge(drawn, output, results, given, drawn=True)
 

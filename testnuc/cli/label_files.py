@@ -181,5 +181,5 @@ def _yaml(content: str, name: str) -> Any:
                 raise RecursionError
         node = yaml.compose(content, Loader=loader)
         return None if node is None else plain(node)
-    except yaml.YAMLError as exc:
+    except (yaml.YAMLError, UnicodeError) as exc:
         raise InvalidInputError(f"{name} is not YAML: {exc}") from exc

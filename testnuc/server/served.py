@@ -212,10 +212,11 @@ class ServedSet:
         return self._active() | own
 
     async def _run(self) -> int | None:
-        """Return the number of its run in the store; None: it has no store."""
+        """Return the number of its run in the store; None: not known."""
         parts = parts_of(self.nuc)
-        with suppress(AttributeError, StoreError):
-            return numbered(await cast("Any", parts.store).scopes()).get(parts.predictor.scope)
+        scopes = getattr(parts.store, "scopes", None)
+        with suppress(StoreError):
+            return None if scopes is None else numbered(await scopes()).get(parts.predictor.scope)
         return None
 
     @property
@@ -229,7 +230,8 @@ class ServedSet:
     def answering(self, about: dict[str, Any], seconds: float, texts: int) -> Iterator[Failed]:
         """Wait for the calls of a request of so many texts; log what failed, by type.
 
-        It does not wait while the provider is paused for longer, or what was learned labels alone.
+        It does not wait in a long pause of the provider that outlasts it, or beside a learned model
+        that labels alone.
         """
         parts, whole = parts_of(self.nuc), None
         failed, transport = defaultdict[str, list[Exception]](list), parts.transport

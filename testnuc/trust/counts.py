@@ -611,8 +611,8 @@ class _Counting:
         self.chosen = self._chosen()
         if after := int((self.cohort < 0).sum()):
             self.notes.append(
-                f"{after:,} texts came after the last draw, or the LLM was not asked about them, "
-                "and are left out: nothing is known of them; review some of them, too"
+                f"{after:,} texts are left out, of which nothing is known: they came after the "
+                "last draw, or the LLM was not asked about them; review some of them, too"
             )
         if skipped := int(self.missing.any(1).sum()):
             self.notes.append(

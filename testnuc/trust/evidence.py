@@ -377,20 +377,27 @@ def draws_of(judged: Sequence[Judgment], texts: int) -> Draws:
 
 
 def weights_of(judged: Sequence[Judgment], differs: Bools) -> Float64s:
-    """Return of how many texts of its stratum each judged one speaks, by its chance, float64[m].
+    """Return of how many texts of its stratum each judged one speaks, float64[m].
 
     A review prefers texts on which candidates differ. `differs`, bool[m], says whether they do now.
     Where they did not then, or no longer do, texts of one stratum had unlike chances.
     """
     chance = np.array([j.probability for j in judged], dtype=np.float64)
     floor = np.array([j.floor for j in judged], dtype=np.float64)
-    left = np.array([j.texts for j in judged]) - np.arange(len(judged))
+    left = np.array([j.texts for j in judged], dtype=np.int64) - np.arange(len(judged))
+    drawn = np.isfinite(chance)
     preferred = (floor * left > _PREFERRED) | differs
-    rare = np.isfinite(chance) & ((chance < floor) | ~preferred)
-    # the chances of each over all draws; others were drawn where a draw was from all texts alone
-    alike = np.array([bool(j.uniform) for j in judged]) & np.isfinite(chance)
-    others = (alike / np.maximum(left, 1)).sum()
-    return np.where(rare, max(np.nansum(floor) / others, 1.0) if others else 1.0, 1.0)
+    rare = drawn & ((chance < floor) | ~preferred)
+    # the sum of the chances that a preferred text had, over all draws of people, by that which
+    # another text had: only in draws from all texts
+    people = drawn & np.array([j.source != "referee" for j in judged], dtype=np.bool_)
+    alike = np.array([bool(j.uniform) for j in judged], dtype=np.bool_)
+    others = float((1 / np.maximum(left, 1))[alike & people].sum())
+    weight = max(float(floor[people].sum()) / others, 1.0) if others else 1.0
+    if rare.any() and any(j.uniform is None for j in judged):
+        # older versions did not say which draws were from all
+        weight = float(np.mean((floor / chance)[rare]))
+    return np.where(rare, weight, 1.0)
 
 
 def drawn_here(judged: Sequence[Judgment], here: Collection[bytes]) -> Sequence[Judgment]:

@@ -33,7 +33,6 @@ from testnuc.trust.shares import (
     Share,
     accuracy_of,
     combined,
-    draws_in_a_row,
     draws_lacking,
     label_accuracy,
     upper_bound,
@@ -229,7 +228,7 @@ class Learned(Brief):
 
     def next_to_prove(self, n: int, random: np.random.Generator) -> list[int]:
         """Draw the positions of n texts that are not judged, to certify one part more."""
-        trust, ends = self._provable, self.cohorts or (self.texts,)
+        trust, ends = self.trust.astype(np.float64), self.cohorts or (self.texts,)
         strata = self._strata(self.right)
         proven = strata.proven(USUAL, error_of(USUAL, self.rankings))
         for parts in range(proven + 1, len(strata.lowest) + 2):
@@ -248,15 +247,16 @@ class Learned(Brief):
 
         `right`, bool[m], and `inside`, bool[texts], as for `Strata.of`.
         """
-        known = right & self.person
-        return Strata.of(self._provable, self.rows, known, self.drawn, inside, self.cohorts)
+        counted = self._provable if inside is None else inside & self._provable
+        trust, known = self.trust.astype(np.float64), right & self.person
+        return Strata.of(trust, self.rows, known, self.drawn, counted, self.cohorts)
 
     @property
-    def _provable(self) -> Float64s:
-        """The trust of all texts; NaN where a referee alone judged, which certifies nothing."""
-        trust = self.trust.astype(np.float64)
-        trust[self.rows[~self.person & ~self.drawn]] = np.nan
-        return trust
+    def _provable(self) -> Bools:
+        """The texts but for those that a referee alone judged, which certifies nothing."""
+        found = np.ones(self.texts, np.bool_)
+        found[self.rows[~self.person & ~self.drawn]] = False
+        return found
 
     def without(self, hashes: Collection[bytes]) -> Self:
         """Return the same without the judgments of texts; what they prove stays, as numbers."""
@@ -360,7 +360,13 @@ class Learned(Brief):
         if self.unproved or not len(self.before) or self.accuracy():
             return 0
         _, by, rows, drawn = self._sample()
-        lacking = draws_lacking(self._differs, rows[draws_in_a_row(drawn, self.drawn[by])[0]])
+        chosen = ~(drawn | self.drawn[by])
+        # the next draws follow those after the last text that was chosen
+        last = np.cumsum(chosen) == chosen.sum()
+        open_ = np.ones(len(self._differs), np.bool_)
+        open_[rows[~last | chosen]] = False
+        used = rows[drawn & ~self.drawn[by] & last]
+        lacking = draws_lacking(self._differs[open_], (np.cumsum(open_) - 1)[used])
         left = self.texts - len(self.rows)
         return min(math.ceil(lacking * left * _AMPLE), left)
 
@@ -472,12 +478,15 @@ class Learned(Brief):
         certificate = certify(strata, accuracy=accuracy, confidence=confidence, ranking=ranking)
         if self.unproved:
             certificate = replace(certificate, reason=_OTHER_SETTINGS)
-        elif not strata.texts.size and not self.person.all():
+        elif not strata.texts.sum() and not self._provable.all():
             reason = "a referee judged the texts, which certifies nothing; judge some yourself"
             certificate = replace(certificate, reason=reason)
         among = None
         if len(self.keys):
-            sure = self._provable[: certificate.texts] >= certificate.trust
+            # the last place of the cohorts that it is about
+            at = int(np.searchsorted(strata.sizes.cumsum(), certificate.texts))
+            n = [*self.cohorts, self.texts][at]
+            sure = (self.trust[:n].astype(np.float64) >= certificate.trust) & self._provable[:n]
             names = np.array([*self.labels, None], dtype=object)
             given = names[self.given[: len(sure)]][sure] if len(self.given) else repeat(())
             among = dict(zip(self.keys[: len(sure)][sure].tolist(), given, strict=False))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from testnuc._base.arrays import Array, Bools, Float64s, Int64s
-from testnuc.trust.shares import LEAST_DRAWS, Share, worth_of
+from testnuc.trust.shares import LEAST_DRAWS, Share, draws_in_a_row, worth_of
 
 #: Judged texts, drawn at random, for each label that is given, and at least in all.
 PER_LABEL, LEAST = 10, 50
@@ -63,7 +63,8 @@ def macro_f1(
     sample in each of the `strata`, int64[n]; `weights` as for `JudgedSample`.
     """
     skipped, n = true < 0, len(given)
-    draws = np.bincount(strata[rows[drawn & ~skipped]], minlength=strata.max() + 1)
+    sample, earlier = draws_in_a_row(drawn, np.zeros_like(drawn))
+    draws = np.bincount(strata[rows[sample & ~skipped]], minlength=strata.max() + 1)
     left = np.bincount(np.delete(strata, rows), minlength=len(draws))
     used = len(np.unique(given[given < labels]))
     missing = min(max(PER_LABEL * used, LEAST), n) - int(draws.sum()) if left.any() else 0
@@ -88,18 +89,23 @@ def macro_f1(
     unknown = np.ones(len(given), np.bool_)
     unknown[rows] = False
     right = given[rows] == true
-    worth = worth_of(np.ones(len(rows)) if weights is None else weights, drawn, strata[rows])
+    worth = worth_of(np.ones(len(rows)) if weights is None else weights, sample, strata[rows])
     hits = np.zeros((_DRAWS, labels + 1)) + np.bincount(true, minlength=labels + 1)
     said, false = hits, np.zeros_like(hits)
     for stratum in np.unique(strata[unknown]):
         here = strata[rows] == stratum
         left = np.bincount(given[unknown & (strata == stratum)], minlength=labels + 1)
         tries = np.bincount(given[rows[here]], worth[here], minlength=labels + 1)
+        # texts chosen since the draws were among those drawn from, and their errors are known
+        since = here & ~(sample | earlier)
+        among = left + np.bincount(given[rows[since]], minlength=labels + 1)
+        known = np.bincount(given[rows[since & ~right]], minlength=labels + 1)
         here &= ~right
         wrong = np.bincount(given[rows[here]], worth[here], minlength=labels + 1)
-        found = random.binomial(left, _errors(random, size, wrong, tries))
+        found = random.binomial(among, _errors(random, size, wrong, tries)) - known
+        found = np.clip(found, 0, left)
         hits, said, false = hits + left - found, said + left, false + found
-    wrong = drawn & ~right
+    wrong = sample & ~right
     chances = _missed(random, size, true[wrong], given[rows[wrong]], worth[wrong])
     # a text has another label than the wrong one that it was given
     others = false / np.maximum(1 - chances, _TINY)

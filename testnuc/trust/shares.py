@@ -456,7 +456,7 @@ def label_accuracy(
     def sizes_of(some: Int64s) -> Int64s:
         return np.bincount(some, minlength=int(strata.max(initial=0)) + 1)
 
-    # recall is by as large a part of each stratum: the first draws, from texts that none lack yet
+    # recall is by as large a part of each stratum: the first draws, before any text was chosen
     early = sample & (np.cumsum(~(drawn | ranked)) == 0)
     sizes, drawn_in = sizes_of(strata), sizes_of(of[early])
     part = np.where(sizes, drawn_in / np.maximum(sizes, 1), 1.0).min()
@@ -469,14 +469,16 @@ def label_accuracy(
     known_of = worth_of(scaled, should, np.zeros_like(of))
     n = float(known_of.sum())
     found = min(float(known_of[here].sum()), n)
-    sample &= here
+    used, earlier = draws_in_a_row(drawn, ranked)
+    fixed = used | earlier
+    sample &= here & used
     judged, worth = int(sample.sum()), worth_of(weights, sample, of)
     tries = np.bincount(of, worth, minlength=len(sizes))
-    # those drawn from a ranking are no sample, and are known
-    left = sizes_of(strata[given]) - sizes_of(of[here & ~ranked])
-    ends = float((here & ranked & true).sum())
+    # those drawn from a ranking, or chosen since the draws, are no sample, and are known
+    left = sizes_of(strata[given]) - sizes_of(of[here & fixed])
+    ends = float((here & ~fixed & true).sum())
     open_ = float(given.sum() - (here & ~skipped).sum())
-    unknown, known = float((here & skipped & ~ranked).sum()), float(true.sum())
+    unknown, known = float((here & skipped & fixed).sum()), float(true.sum())
 
     def hits(right: Bools, prior: tuple[float, float]) -> tuple[float, float, float]:
         k = np.bincount(of[right], worth[right], minlength=len(sizes))

@@ -10,6 +10,7 @@ import testnuc
 from testnuc import Results
 from testnuc.errors import ServerError
 from testnuc.testing import LoopbackLLM
+from testnuc.trust.certificates import edges
 from tests._engine.test_learning import LABELS, Clustered, Says, accuracy, gold, noisy, texts_of
 
 TEXTS = texts_of(400)
@@ -81,6 +82,13 @@ async def test_a_referee_that_judges_nearly_all_texts_certifies_none(servers):
             assert certificate.coverage == 0
             assert reason in certificate.reason
             assert "Proved" not in str(learned)
+            # strata stay those of all texts: draws of before are from these
+            lowest = learned._strata(learned.right).lowest
+            assert lowest.tolist() == edges(learned.trust.astype(float)).tolist()
+            # also where all that was judged is erased
+            erased = learned.without({one.hash for one in learned.judged})
+            assert (erased.accuracy(), erased.by_label()) == (None, learned.by_label())
+            assert str(erased)
 
 
 @pytest.mark.slow

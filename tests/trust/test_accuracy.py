@@ -151,6 +151,49 @@ def test_what_was_chosen_before_the_draws_is_known(goals):
     assert (missed <= 14).all(), missed
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("goals", ["count correct", "count correct count", "correct count"])
+def test_what_was_chosen_since_the_draws_was_drawn_from(goals):
+    """The rate of errors before the corrections was that of the texts that were left."""
+    missed, draws, n = np.zeros(2), 100, 400
+    for seed in range(draws):
+        random = np.random.default_rng(seed)
+        trust = random.random(n)
+        right, given = random.random(n) < 0.6 + 0.4 * trust, random.choice(3, n, p=[0.5, 0.3, 0.2])
+        true = np.where(right, given, (given + random.integers(1, 3, n)) % 3)
+        open_, rows, drawn = np.ones(n, np.bool_), [], []
+        for goal in goals.split():
+            found = draw(60 if goal == "count" else 80, goal, ~open_, open_, trust, random)
+            rows += [one.row for one in found]
+            drawn += [goal == "count"] * len(found)
+            open_[rows] = False
+        rows, drawn, none = np.array(rows), np.array(drawn), np.zeros(len(rows), np.bool_)
+        known = given.copy()
+        known[rows] = true[rows]
+        facts = (np.zeros(n, np.bool_), rows, none, drawn, none)
+        precision = label_accuracy(given == 0, true[rows] == 0, *facts).precision
+        share = macro_f1(given, rows, true[rows], drawn, np.zeros(n, np.int64), labels=3).share
+        exact = (true == 0)[known == 0].mean(), f1_of(known, true)
+        for kind, (one, truth) in enumerate(zip([precision, share], exact, strict=True)):
+            missed[kind] += not one.low - 1e-9 <= truth <= one.high + 1e-9
+    assert (missed / draws <= 0.08).all(), missed
+
+
+def test_the_weights_of_what_older_versions_stored_and_of_nothing():
+    assert len(weights_of([], np.zeros(0, np.bool_))) == 0
+    random = np.random.default_rng(3)
+    then, now = random.random((2, 500)) < 0.4
+    found = draw(200, None, then, np.ones(500, np.bool_), np.zeros(500), random)
+    judgments, rows = [judgment(one) for one in found], [one.row for one in found]
+    older = [replace(one, uniform=None) for one in judgments]
+    by_referee = [replace(one, source="referee") for one in judgments]
+    new, old = (weights_of(every, now[rows]).max() for every in (judgments, older))
+    assert old == pytest.approx(new, rel=0.3)
+    assert new > 1.5
+    # draws of a referee do not count
+    assert (weights_of(by_referee, now[rows]) == 1).all()
+
+
 def test_errors_that_were_looked_for_say_nothing_of_the_others():
     """Who corrects most errors by hand leaves few: the rate of the draws was taken for the rest."""
     missed, n = np.zeros(2), 1_000

@@ -470,7 +470,7 @@ def test_texts_that_came_after_the_draws_are_counted_apart():
     assert by[None, "login"].rows == by["spring", "login"].rows == 300
     assert by["summer", "login"].share is None
     assert (by["summer", "login"].rows, by["summer", "login"].llm) == (100, 1)
-    assert any("100 texts came after the last draw" in note for note in counts.notes)
+    assert any("100 texts are left out" in note for note in counts.notes)
     alone = count_labels(texts, said, judged, LABELS)
     assert [count.share for count in counts if count.group is None] == [one.share for one in alone]
     # nor do they widen what is said of the others
@@ -504,7 +504,7 @@ def test_texts_of_another_file_are_not_counted_wherever_they_stand():
         later=lambda hashes, n: [n == 300 and key not in first for key in hashes],
     )
     assert counts[0].rows == 100
-    assert any("100 texts came after the last draw" in note for note in counts.notes)
+    assert any("100 texts are left out" in note for note in counts.notes)
     assert sum(count.llm for count in counts) == pytest.approx(1)
 
 
