@@ -157,9 +157,10 @@ class BatchLane:
         rounds = RetryRounds(self.policy, self._provider, self._predictor.task)
         known = await self._predictor.none_chosen(asks) if any(ask.shown for ask in asks) else ()
         left: Sequence[Ask] = asks
+        unfit: list[Ask] = []
         if any(known):
             told = zip(asks, known, strict=True)
-            left = [with_all_labels(ask) if unfit else ask for ask, unfit in told]
+            left = [with_all_labels(ask) if none else ask for ask, none in told]
         while left:
             rounds.begin()
             for ask in left:
@@ -178,8 +179,7 @@ class BatchLane:
             left = [ask for ask in left if ask.key not in outcomes]
             free = [ask for ask in left if ask.key not in self.live.requests]
             outcomes.update(await self._round(free, rounds.alone))
-            none = [a for a in left if isinstance(outcomes.get(a.key), NoneChosenError)]
-            await self._predictor.keep_none_chosen(none)
+            unfit += [ask for ask in left if isinstance(outcomes.get(ask.key), NoneChosenError)]
             # others ask for them; their answers will be stored
             taken = any(ask.key not in outcomes for ask in left)
             left = rounds.again(left, outcomes)
@@ -189,6 +189,9 @@ class BatchLane:
                 await asyncio.sleep(min(pause, self.policy.longest_poll) * uniform(0.5, 1))  # noqa: S311
         if self.policy.rest == "live":
             outcomes.update(await self._ask_live(rounds.rest))
+        # an open batch that shows all labels is followed by the next run
+        lost = [ask for ask in unfit if isinstance(outcomes[ask.key], Exception)]
+        await self._predictor.keep_none_chosen(lost)
         return [outcomes[ask.key] for ask in asks]
 
     async def close(self) -> None:
