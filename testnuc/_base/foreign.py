@@ -2,7 +2,8 @@
 
 import json
 import re
-from typing import Any, NamedTuple, TypeVar
+from functools import cache
+from typing import Any, NamedTuple, TypeVar, cast
 
 import orjson
 
@@ -87,10 +88,19 @@ class Within(NamedTuple):
 
 def read_as(kind: type[T], plain: Any) -> T:
     """Return plain values as records of dataclasses; raises ValueError if they do not fit."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        return TypeAdapter(kind).validate_python(plain)
+        found: T = _adapter(cast("Any", kind)).validate_python(plain)
     except ValidationError as exc:
         first = exc.errors(include_url=False)[0]
         raise ValueError(": ".join([*map(str, first["loc"]), first["msg"]])) from exc
+    return found
+
+
+@cache
+def _adapter(kind: Any) -> Any:
+    """Return what checks a type: once, as making it takes longer than checking."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)

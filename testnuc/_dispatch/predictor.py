@@ -329,6 +329,8 @@ class Predictor:
 
     async def none_chosen(self, asks: Sequence[Ask]) -> list[bool]:
         """Return for which texts it is stored that none of the labels of their shortlist fits."""
+        if not any(ask.shown for ask in asks):
+            return [False] * len(asks)
         known = await self._before([self._unfit(ask) for ask in asks])
         return [one is not None for one in known]
 

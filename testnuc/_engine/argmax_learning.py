@@ -8,7 +8,7 @@ import numpy as np
 
 from testnuc._base.arrays import Bools, Float16s, Float64s, Int32s
 from testnuc._engine.components import Components
-from testnuc._engine.labelers import judged_of, taught_classes, texts_among
+from testnuc._engine.labelers import judged_classes, judged_of, taught_classes, texts_among
 from testnuc._engine.run import Run
 from testnuc.trust.argmax import Argmax, right_by_level
 from testnuc.trust.calibration import fit_trust
@@ -201,7 +201,9 @@ class ArgmaxFit:
         """Return the labels by what was learned, and their trust."""
         texts, rule = self._texts, learned.rule
         assert isinstance(rule, Argmax)
-        texts = replace(texts, judged=taught_classes(self.run, range(len(texts)), learned))
+        places = range(len(texts))
+        judged = judged_classes(self.run, places, learned)
+        texts = replace(texts, judged=taught_classes(self.run, judged, places, learned))
         kept = rule.vote.label(texts) if rule.decides == "vote" else self._kept_by_settings()
         return rule.apply(texts, kept, self._parts.labels.tree)
 

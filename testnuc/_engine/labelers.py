@@ -91,10 +91,9 @@ def judged_classes(run: Run, places: Iterable[int], learned: Learned) -> Said:
     }
 
 
-def taught_classes(run: Run, places: Sequence[int], learned: Learned) -> Int32s:
+def taught_classes(run: Run, judged: Said, places: Sequence[int], learned: Learned) -> Int32s:
     """Return the class of each text of which a judgment was learned from, or -1; int32[n]."""
     taught, proving = np.full(len(places), -1, dtype=np.int32), learned.proving
-    judged = judged_classes(run, places, learned)
     for at, place in enumerate(places if judged else ()):
         classes, _ = judged.get(place, (None, ""))
         if classes and run.batch.entries[place].hash not in proving:
@@ -105,10 +104,12 @@ def taught_classes(run: Run, places: Sequence[int], learned: Learned) -> Int32s:
 def _single(run: Run, learned: Learned, vectors: Float16s | None) -> Labels:
     batch, n_own = run.batch, run.batch.n_own
     kept = run.labels().first()
-    run.judge(judged_classes(run, range(n_own), learned))
+    places = range(n_own if vectors is None else len(vectors))
+    judged = judged_classes(run, places, learned)
+    run.judge({place: of for place, of in judged.items() if place < n_own})
     if vectors is None:
         return Labels.single(kept)
-    known = taught_classes(run, range(len(vectors)), learned)
+    known = taught_classes(run, judged, places, learned)
     texts = Texts(
         vectors,
         run.answers.label,
@@ -311,7 +312,8 @@ async def ask_unsure(
     run.layers["sampler"] = Layer.of(run.batch.n_own, rows[skipped], labels)
     if settings.learned is not None and settings.argmax is not None and proved:
         own = run.answers.label[rows]
-        judged = taught_classes(run, rows.tolist(), settings.learned)
+        said = judged_classes(run, rows.tolist(), settings.learned)
+        judged = taught_classes(run, said, rows.tolist(), settings.learned)
         texts = replace(texts, own=np.where(sampler.asked, own, -1).astype(np.int32), judged=judged)
         run.refitted = await asyncio.to_thread(
             _fitted_again, settings.argmax.model, texts, sampler.heads

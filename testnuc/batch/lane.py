@@ -155,12 +155,9 @@ class BatchLane:
         """
         outcomes: Outcomes = {}
         rounds = RetryRounds(self.policy, self._provider, self._predictor.task)
-        known = await self._predictor.none_chosen(asks) if any(ask.shown for ask in asks) else ()
-        left: Sequence[Ask] = asks
+        told = zip(asks, await self._predictor.none_chosen(asks), strict=True)
+        left = [with_all_labels(ask) if none else ask for ask, none in told]
         unfit: list[Ask] = []
-        if any(known):
-            told = zip(asks, known, strict=True)
-            left = [with_all_labels(ask) if none else ask for ask, none in told]
         while left:
             rounds.begin()
             for ask in left:

@@ -177,17 +177,18 @@ def label_all(
 
 async def _learned_by(nuc: TestNUC, store: AnswerStore) -> tuple[str, str]:
     """Return that another run of a store that the user named was learned from, and the store."""
-    if nuc.learned is not None or store.where is None or store.folder is not None:
+    if store.where is None or store.folder is not None:
         return "", ""
     parts, found = parts_of(nuc), []
     scopes: dict[bytes, dict[str, Any]] = dict(await cast("Any", parts.store).scopes())
+    numbers = numbered(scopes.items())
     for scope in await learned_in(parts.store, scopes):
         facts = scopes[scope]
         if scope == parts.predictor.scope:
             continue  # by another embedder
         labels, several = {*facts.get("labels", ())}, bool(facts.get("multilabel"))
         if 2 * len(labels & {*nuc.labels.names}) > len(labels) and several == nuc.labels.multilabel:
-            found.append((numbered(scopes.items())[scope], facts.get("instructions")))
+            found.append((numbers[scope], facts.get("instructions")))
     if not found:
         return "", ""
     number, instructions = max(found)

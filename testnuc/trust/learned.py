@@ -33,6 +33,7 @@ from testnuc.trust.shares import (
     Share,
     accuracy_of,
     combined,
+    draws_in_a_row,
     draws_lacking,
     label_accuracy,
     upper_bound,
@@ -360,13 +361,11 @@ class Learned(Brief):
         if self.unproved or not len(self.before) or self.accuracy():
             return 0
         _, by, rows, drawn = self._sample()
-        chosen = ~(drawn | self.drawn[by])
         # the next draws follow those after the last text that was chosen
-        last = np.cumsum(chosen) == chosen.sum()
+        used, earlier = draws_in_a_row(drawn, self.drawn[by], -1)
         open_ = np.ones(len(self._differs), np.bool_)
-        open_[rows[~last | chosen]] = False
-        used = rows[drawn & ~self.drawn[by] & last]
-        lacking = draws_lacking(self._differs[open_], (np.cumsum(open_) - 1)[used])
+        open_[rows[earlier]] = False
+        lacking = draws_lacking(self._differs[open_], (np.cumsum(open_) - 1)[rows[used]])
         left = self.texts - len(self.rows)
         return min(math.ceil(lacking * left * _AMPLE), left)
 

@@ -328,14 +328,18 @@ def draws_lacking(differs: Bools, rows: Int64s) -> float:
     return float(np.where(left > _SMALL * len(differs), lacking, 0).clip(0).max())
 
 
-def draws_in_a_row(drawn: Bools, ranked: Bools) -> tuple[Bools, Bools]:
+def draws_in_a_row(drawn: Bools, ranked: Bools, at: int | None = None) -> tuple[Bools, Bools]:
     """Return the most draws between texts that were chosen, and what was judged before, bool[m].
 
-    `drawn` and `ranked`, bool[m], as for `accuracy_of`.
+    `drawn` and `ranked`, bool[m], as for `accuracy_of`. `at`: the draws after so many that were
+    chosen instead, however few; -1: after all.
     """
     chosen = ~(drawn | ranked)
     row = np.cumsum(chosen)
-    at = int(np.bincount(row[drawn & ~ranked], minlength=1).argmax())
+    if at is None:
+        at = int(np.bincount(row[drawn & ~ranked], minlength=1).argmax())
+    elif at < 0:
+        at = int(chosen.sum())
     return drawn & ~ranked & (row == at), (row < at) | (chosen & (row == at) & (at > 0))
 
 
@@ -457,7 +461,7 @@ def label_accuracy(
         return np.bincount(some, minlength=int(strata.max(initial=0)) + 1)
 
     # recall is by as large a part of each stratum: the first draws, before any text was chosen
-    early = sample & (np.cumsum(~(drawn | ranked)) == 0)
+    early, _ = draws_in_a_row(drawn, ranked, 0)
     sizes, drawn_in = sizes_of(strata), sizes_of(of[early])
     part = np.where(sizes, drawn_in / np.maximum(sizes, 1), 1.0).min()
     number = np.choose(of, [np.cumsum(early & (of == one)) for one in range(len(sizes))])
