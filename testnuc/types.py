@@ -347,6 +347,10 @@ class Estimate(Brief, Usage):
             usd = "unknown" if lane.usd is None else f"{lane.usd:.4f}"
             rows.append([lane.lane, *counts, usd, hours])
         lines = [columns(rows)]
+        if any(lane.calls and lane.usd is None for lane in self.lanes):
+            lines.append(
+                "usd is unknown: the model has no list price at its address, so count the tokens"
+            )
         if self.store_hits:
             lines.append(f"{self.store_hits:,} predictions are stored already")
         if self.least_calls is not None:

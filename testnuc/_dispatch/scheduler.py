@@ -158,7 +158,7 @@ class Scheduler:
     async def _last_outcomes(self, run: ScheduledRun) -> None:
         """Wait up to `drain` seconds for the sent requests of a failed run: they are billed."""
         self._stop(run)
-        if not self.answered:
+        if not self.answered and not isinstance(run.failure, StoreError):
             # they fail as well, and are not billed
             return
         with suppress(TimeoutError):
@@ -212,6 +212,8 @@ class Scheduler:
                 return
 
     async def _claim(self, run: ScheduledRun, asks: list[Ask]) -> None:
+        # what is in flight is awaited even if the store cannot be read
+        asks = [ask for ask in asks if not self._joins(run, ask)]
         stored = await self._stored([ask.key for ask in asks])
         if self.closed:
             raise ProviderError(_CLOSED)
@@ -224,15 +226,10 @@ class Scheduler:
                 self.meter.store_hits += 1
                 self._valid = True
                 run.settle(ask, prediction)
-                continue
-            run.open += 1
-            request = self.requests.get(ask.key)
-            if request is None:
+            elif not self._joins(run, ask):
+                run.open += 1
                 self.requests[ask.key] = request = InFlightRequest(ask, [(run, ask)])
                 new.append(request)
-            else:
-                self.meter.coalesced += 1
-                request.waiters.append((run, ask))
         if self._leases is None or not new:
             self._enqueue(new)
         else:
@@ -242,6 +239,16 @@ class Scheduler:
             # shielded from the run's cancellation: other runs may have joined its requests
             await asyncio.shield(claim)
         self._settle_suspects()
+
+    def _joins(self, run: ScheduledRun, ask: Ask) -> bool:
+        """Let the run wait for the request of the same key, if there is one."""
+        request = self.requests.get(ask.key)
+        if request is None:
+            return False
+        run.open += 1
+        self.meter.coalesced += 1
+        request.waiters.append((run, ask))
+        return True
 
     async def _stored(self, keys: list[bytes]) -> list[Prediction | None]:
         """Return the stored prediction of each key, also those stored meanwhile."""

@@ -228,8 +228,8 @@ class Pipeline:
     ) -> tuple[TextBatch, str]:
         """Return texts with their neighbors, and how to embed faster."""
         needs = settings.retrieved or self.join_pool or self.examples or self.shortlist
-        if not needs:
-            # no vote, now or later
+        if not needs or self.lanes["live"].closed:
+            # no vote, now or later; what continues after `aclose` reads nothing more
             on_embedded(len(texts))
             return self.retriever.alone(texts, settings).batch, ""
         hashes, started = [entry.hash for entry in texts], time.perf_counter()

@@ -281,7 +281,9 @@ def _proved(learned: Learned, texts: Collection[str]) -> Iterator[str]:
         yield f"What follows is of {learned.measured:,} texts, not of these alone.\n"
     right = f"at least {certificate.accuracy:.0%} of their labels are right"
     if part := certificate.coverage:
-        yield f"- {part:.0%} of the texts are certified: {right} by the judgments."
+        by = f"{certificate.judged:,} judged texts, drawn at random"
+        sure = f"with {certificate.confidence:.0%} confidence"
+        yield f"- {part:.0%} of the texts are certified: {right} by the judgments, {sure} ({by})."
     else:
         yield f"- None of the texts are certified yet, which means proved: {right}."
     yield from (f"- {line}" for line in learned.cautions)

@@ -325,6 +325,8 @@ def _interrupted(nuc: TestNUC, progress: LineProgress, store: AnswerStore, lane:
     done = min(max(progress.done, answers), answers * packed, progress.texts)
     least = "at least " if packed > 1 or done < progress.done else ""
     line = f"interrupted: {least}{done:,} of {progress.texts:,} texts are answered"
+    if not progress.texts:
+        line = "interrupted before the first call"
     if store.where is not None:
         line += f"; answers are stored in {store.where}; to resume, run the same command again"
     elif usage.calls and not nuc.model.startswith("local/"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from contextlib import aclosing
 
 import pytest
@@ -398,4 +399,38 @@ async def test_a_store_that_fails_ends_the_run_with_the_answers_that_were_billed
         await read(scheduler, asks(20), lambda ask, o: got.update({ask.place: o}))
     assert sorted(got) == sorted(model.asked)
     assert not any(isinstance(o, Exception) for o in got.values())
+    await scheduler.close()
+
+
+async def test_a_store_that_cannot_be_read_takes_no_answer_of_a_first_call():
+    """Neither of a run that made the call, nor of one that joins it."""
+    released = asyncio.Event()
+
+    class Unread(MemoryStore):
+        reads = 0
+
+        async def get_predictions(self, keys):
+            self.reads += 1
+            if self.reads > 1:
+                raise OSError("disk")
+            return await super().get_predictions(keys)
+
+    async def answer(bundle):
+        await released.wait()
+        return [Prediction("a")] * len(bundle)
+
+    scheduler = Scheduler(answer, Unread(), b"scope", meter=Meter(), workers=2)
+    # the last of them is looked up after the first calls are sent
+    lists = [asks(2), [*asks(2), *asks(1, start=9)]]
+    got = [{}, {}]
+    runs = []
+    for part, found in zip(lists, got, strict=True):
+        each = functools.partial(lambda found, ask, o: found.update({ask.place: o}), found)
+        runs.append(asyncio.create_task(read(scheduler, part, each)))
+        await turns()
+    released.set()
+    async with asyncio.timeout(5):
+        ended = await asyncio.gather(*runs, return_exceptions=True)
+    assert [type(one) for one in ended] == [dict, StoreError]
+    assert got == [dict.fromkeys((0, 1), Prediction("a"))] * 2
     await scheduler.close()
