@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, TypeAlias
 
 from testnuc.labels import as_stored
@@ -14,8 +15,19 @@ from testnuc.types import Prediction
 
 Outcome: TypeAlias = Prediction | Exception
 
+#: Stored where the LLM chose none of a shortlist, by `none_key`.
+NONE_CHOSEN = Prediction(None, None)
+
 #: Unreadable replies for a text after which it is asked about alone, once.
 LAST_STEP = 2
+
+
+def none_key(key: bytes) -> bytes:
+    """Return the key for that the LLM chose none of a shortlist: all labels are shown next.
+
+    Lists change as the pool grows, so that the text is not asked about with another one.
+    """
+    return blake2b(key + b"none of a shortlist", digest_size=16).digest()
 
 
 @dataclass(slots=True, eq=False, repr=False)

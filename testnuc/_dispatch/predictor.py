@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 import orjson
 
 from testnuc._base.loop_thread import is_cancelled
-from testnuc._dispatch.inflight import LAST_STEP, Ask
+from testnuc._dispatch.inflight import LAST_STEP, NONE_CHOSEN, Ask, none_key
 from testnuc.errors import (
     AuthenticationError,
     BadRequestError,
@@ -324,25 +324,17 @@ class Predictor:
             again = await self._answer_part(tuple(asks[i] for i in left), 0, None)
             for i, outcome in zip(left, again, strict=True):
                 outcomes[i] = outcome
-            await self.keep_none_chosen(asks[i] for i in left if isinstance(outcomes[i], Exception))
+            # the call with all labels failed, and may fail again
+            lost = [asks[i] for i in left if isinstance(outcomes[i], Exception)]
+            await self._kept(tuple(map(_unfit, lost)), [NONE_CHOSEN] * len(lost))
         return outcomes
 
     async def none_chosen(self, asks: Sequence[Ask]) -> list[bool]:
         """Return for which texts it is stored that none of the labels of their shortlist fits."""
         if not any(ask.shown for ask in asks):
             return [False] * len(asks)
-        known = await self._before([self._unfit(ask) for ask in asks])
+        known = await self._before([_unfit(ask) for ask in asks])
         return [one is not None for one in known]
-
-    async def keep_none_chosen(self, asks: Iterable[Ask]) -> None:
-        """Store that none of the labels of their shortlists fits: the next call may fail."""
-        unfit = tuple(map(self._unfit, asks))
-        await self._kept(unfit, [Prediction(None, None)] * len(unfit))
-
-    def _unfit(self, ask: Ask) -> Ask:
-        """Return the ask whose answer is that none of the labels of its shortlist fits."""
-        key = blake2b(ask.key + orjson.dumps(sorted(ask.shown)), digest_size=16).digest()
-        return replace(ask, key=key)
 
     async def _answer(
         self, asks: tuple[Ask, ...], step: int, part: LabelSet | None
@@ -543,3 +535,8 @@ def _malformed(label: Any, confidence: Any) -> ReplyError | None:
             f"the provider's confidence is {confidence!r:.60}; give a number from 0 to 1, or None"
         )
     return None
+
+
+def _unfit(ask: Ask) -> Ask:
+    """Return the ask whose answer is that none of a shortlist fits."""
+    return replace(ask, key=none_key(ask.key))

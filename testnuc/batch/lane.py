@@ -9,11 +9,11 @@ from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from random import uniform
 from typing import Any
 
-from testnuc._dispatch.inflight import Ask, Outcome
+from testnuc._dispatch.inflight import Ask, Outcome, none_key
 from testnuc._dispatch.predictor import Predictor
 from testnuc._dispatch.scheduler import Scheduler
 from testnuc.batch.apis import AnthropicBatches, GeminiBatches, MistralBatches, OpenAIBatches
-from testnuc.batch.base import BatchAPI, NoneChosenError, QueueFullError
+from testnuc.batch.base import BatchAPI, QueueFullError
 from testnuc.batch.lifecycle import GROWTH, BatchLifecycle, Outcomes, UnknownOutcomeError
 from testnuc.batch.manifest import ResponseReader, custom_id, pack, require_batches, unpack
 from testnuc.batch.rounds import Pack, PendingBatch, RetryRounds, TokenQueue, packs, with_all_labels
@@ -155,9 +155,7 @@ class BatchLane:
         """
         outcomes: Outcomes = {}
         rounds = RetryRounds(self.policy, self._provider, self._predictor.task)
-        told = zip(asks, await self._predictor.none_chosen(asks), strict=True)
-        left = [with_all_labels(ask) if none else ask for ask, none in told]
-        unfit: list[Ask] = []
+        left: Sequence[Ask] = asks
         while left:
             rounds.begin()
             for ask in left:
@@ -174,9 +172,10 @@ class BatchLane:
                 outcomes.update((ask.key, error) for ask in left)
                 break
             left = [ask for ask in left if ask.key not in outcomes]
+            told = zip(left, await self._predictor.none_chosen(left), strict=True)
+            left = [with_all_labels(ask) if none else ask for ask, none in told]
             free = [ask for ask in left if ask.key not in self.live.requests]
             outcomes.update(await self._round(free, rounds.alone))
-            unfit += [ask for ask in left if isinstance(outcomes.get(ask.key), NoneChosenError)]
             # others ask for them; their answers will be stored
             taken = any(ask.key not in outcomes for ask in left)
             left = rounds.again(left, outcomes)
@@ -186,9 +185,6 @@ class BatchLane:
                 await asyncio.sleep(min(pause, self.policy.longest_poll) * uniform(0.5, 1))  # noqa: S311
         if self.policy.rest == "live":
             outcomes.update(await self._ask_live(rounds.rest))
-        # an open batch that shows all labels is followed by the next run
-        lost = [ask for ask in unfit if isinstance(outcomes[ask.key], Exception)]
-        await self._predictor.keep_none_chosen(lost)
         return [outcomes[ask.key] for ask in asks]
 
     async def close(self) -> None:
@@ -414,9 +410,11 @@ class BatchLane:
         for other in await self._store.batches(batch.scope):
             if other.id not in self._known:
                 taken |= keys & _keys(other)
-        left = list(keys - taken)
-        stored = await self._store.get_predictions(left)
-        return taken.union(key for key, hit in zip(left, stored, strict=True) if hit is not None)
+        items = [wanted for item in unpack(batch.items) for wanted in item]
+        stored = {wanted.key: wanted.key for wanted in items if wanted.key not in taken}
+        stored |= {none_key(wanted.key): wanted.key for wanted in items if wanted.partial}
+        hits = await self._store.get_predictions(list(stored))
+        return taken.union(key for key, hit in zip(stored.values(), hits, strict=True) if hit)
 
     def _count(
         self,

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from testnuc import errors
-from testnuc._dispatch.inflight import Outcome
+from testnuc._dispatch.inflight import NONE_CHOSEN, Outcome, none_key
 from testnuc.batch.base import BatchResultLine, NoneChosenError
 from testnuc.labels import LabelSet, as_stored, part_of
 from testnuc.protocols import (
@@ -228,9 +228,11 @@ class BatchOutcomes:
             yield item, found
 
     def stored(self, scope: bytes) -> Iterator[StoredPrediction]:
-        """Yield the predictions to be stored."""
+        """Yield the predictions to be stored, and of which texts none of a shortlist was chosen."""
         for number in sorted(self._answered):
             for wanted, outcome in zip(self._items[number], self._answered[number], strict=True):
-                if not isinstance(outcome, Exception):
-                    kept = as_stored(outcome)
-                    yield StoredPrediction(wanted.key, scope, wanted.text_hash, wanted.sample, kept)
+                key, text_hash, sample, _ = wanted
+                if isinstance(outcome, NoneChosenError):
+                    yield StoredPrediction(none_key(key), scope, text_hash, sample, NONE_CHOSEN)
+                elif not isinstance(outcome, Exception):
+                    yield StoredPrediction(key, scope, text_hash, sample, as_stored(outcome))

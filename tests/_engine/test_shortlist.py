@@ -21,9 +21,9 @@ from testnuc._engine.shortlist import (
     similar_together,
     with_head,
 )
+from testnuc.batch.manager import BatchManager
 from testnuc.cli.options import Options, client_options
-from testnuc.cli.options_of_run import with_options_of_run
-from testnuc.client import parts_of
+from testnuc.cli.options_of_run import opened_store, with_options_of_run
 from testnuc.errors import BadRequestError
 from testnuc.labels import LabelSet
 from testnuc.prompts.writing import samples_in
@@ -33,6 +33,7 @@ from testnuc.trust.head import FOLDS, LinearHead
 from testnuc.trust.model import HeadModel
 from tests.cli.in_process import run_here
 from tests.conftest import arguments_for
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -296,16 +297,32 @@ async def test_none_of_a_list_is_billed_once_where_a_budget_ends_a_batch_run(
     assert own(results) == LABELS
 
 
-async def test_a_list_of_which_none_was_chosen_is_no_second_answer(tmp_path: Path) -> None:
-    policy = BatchPolicy(first_poll=0.001, longest_poll=0.002)
-    async with (
-        BatchLLM(rejecting) as llm,
-        client(llm, limits=Limits(batches=policy), store=tmp_path / "s.db") as nuc,
-    ):
-        results = await nuc.classify_many(TEXTS, lane="batch")
-        assert own(results) == LABELS
-        counts, _ = await parts_of(nuc).store.counts()
-        assert [*counts.values()] == [len(TEXTS)]
+@pytest.mark.parametrize("by", ["the next run", "batch resume"])
+async def test_none_of_a_list_is_billed_once_where_a_batch_run_is_stopped(
+    tmp_path: Path, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, policy = tmp_path / "s.db", BatchPolicy(first_poll=0.001, longest_poll=0.002)
+    async with BatchLLM(rejecting, record=100) as llm:
+        slow = Limits(batches=BatchPolicy(first_poll=3600.0, longest_poll=3600.0))
+        stopped = client(llm, limits=slow, store=store)
+        run = asyncio.create_task(stopped.classify_many(TEXTS, lane="batch"))
+        await until(lambda: llm.batches)
+        run.cancel()
+        await asyncio.wait([run])
+        await stopped.aclose()
+        if by == "batch resume":
+            monkeypatch.setattr("testnuc.batch.manager.BatchPolicy", lambda: policy)
+            async with (
+                opened_store(str(store)) as opened,
+                BatchManager(opened, llm.base_url) as manager,
+            ):
+                (state,) = await manager.resume(await manager.pick(), lambda _: None)
+            assert state.remote is not None
+        async with client(llm, limits=Limits(batches=policy), store=store) as nuc:
+            results = await nuc.classify_many(TEXTS, lane="batch")
+        lists = [len(shown(body)) for body in llm.bodies if "messages" in body]
+    assert lists == [3] * len(TEXTS) + [len(LABELS)] * len(TEXTS)
+    assert own(results) == LABELS
 
 
 async def test_levels_in_the_batch_lane_are_refused_before_any_call() -> None:

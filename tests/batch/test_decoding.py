@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testnuc._dispatch.inflight import none_key
 from testnuc.batch.apis import AnthropicBatches, OpenAIBatches
 from testnuc.batch.base import BatchResultLine, NoneChosenError
 from testnuc.batch.manifest import (
@@ -114,7 +115,7 @@ def test_an_answer_stands_above_an_error_of_the_same_request(fates):
     assert [outcome(o) for _, (o,) in found.outcomes(MISSING)] == [Prediction("refund")]
 
 
-def test_an_answer_that_is_none_of_some_labels_is_not_stored():
+def test_an_answer_that_is_none_of_some_labels_is_stored_under_a_key_of_its_own():
     wanted = [item[0]._replace(partial=True) for item in items(3)]
     found = BatchOutcomes(NAME, [(one,) for one in wanted], READER)
     for number, label in enumerate(["none of these", "refund", "weather"]):
@@ -124,7 +125,9 @@ def test_an_answer_that_is_none_of_some_labels_is_not_stored():
         Prediction("refund"),
         NoneChosenError,
     ]
-    assert [row.prediction.label for row in found.stored(b"s" * 16)] == ["refund"]
+    stored = [(row.key, row.prediction.label) for row in found.stored(b"s" * 16)]
+    one, two, three = (wanted.key for wanted in wanted)
+    assert stored == [(none_key(one), None), (two, "refund"), (none_key(three), None)]
 
 
 WANTED = st.builds(
