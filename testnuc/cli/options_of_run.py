@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
-from operator import attrgetter
+from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -192,8 +193,8 @@ class StoredRun:
         listed = one_line(", ".join(labels), _SHOWN)
         parts = [
             f"run {self.number}",
-            # noted when its client is used a second time, or closed
-            self.day or "no date (it runs, or was killed)",
+            # noted when a client that made calls is used a second time, or closed
+            self.day or "no date (it runs, was killed, or has answers of another run)",
             f"{self.answers:,} answers{', with judgments' * self.learned}",
             f"{facts.get('model', 'an unknown model')}{address}",
             f"{len(labels)} labels ({listed}){described}{several}, labels_hash {digest}",
@@ -217,7 +218,9 @@ async def stored_runs(store: str | None) -> list[StoredRun]:
         if counts.get(scope)
     ]
     try:
-        runs.sort(key=attrgetter("day"))
+        # without a date it is as old as the one before
+        days = [*accumulate((run.day for run in runs), lambda before, day: day or before)]
+        runs = [run for _, run in sorted(zip(days, runs, strict=True), key=itemgetter(0))]
         # what a store of somebody else holds fails here, not later
         list(map(str, runs))
     except (AttributeError, LookupError, TypeError, ValueError) as exc:

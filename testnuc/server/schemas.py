@@ -26,7 +26,7 @@ SEVERAL = ("labels", "shares", "trusts")
 TREE = ("path", "path_shares", "path_trusts")
 _IN_SOME = (*SEVERAL, *TREE, "votes", "neighbors")
 #: Said once, in ``/v1/info``; the reason of a batch would be a paragraph in each result.
-_BRIEF = {"llm_kept": "the LLM's own label is kept; `decision` of /v1/info says why"}
+_BRIEF = {"llm_kept": "the LLM's own label, or none, is kept; `decision` of /v1/info says why"}
 _LONGEST_ID = 200
 #: Values of a request, or ten for each text.
 _VALUES = 50_000

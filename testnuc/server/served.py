@@ -163,15 +163,18 @@ class ServedSet:
     def use(self, nuc: TestNUC) -> None:
         """Label by another client from now on."""
         before, former, now = self._active(), self.nuc.learned, nuc.learned
+        asked = parts_of(self.nuc).predictor.scope == parts_of(nuc).predictor.scope
         # what one process spends, whatever it labels by
         parts_of(nuc).transport.account.join(parts_of(self.nuc).transport.account)
         self._take(nuc)
         active = self._active()
-        if active | {"since": before["since"]} != before:
+        if not asked or active | {"since": before["since"]} != before:
             self._before = before
         every = [self._place | active, self._before or {}]
         said = [", ".join(f"{name} {value}" for name, value in facts.items()) for facts in every]
         _log.info("labels by %s; before: %s", said[0], said[1] or "the same")
+        if not asked:
+            _log.warning("the LLM is asked another question now: answers to the former are not used")
         if former and now and now.decides == "settings" != former.decides:
             _log.warning(
                 "labels came from %s; what was learned now proves it no longer, so they are as "
