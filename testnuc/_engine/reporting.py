@@ -258,7 +258,8 @@ def _overview(parts: Components, results: Results) -> Iterator[str]:
     )
     said = (row.prediction.said for row in results if row.prediction is not None)
     if kept := sum((one or "").endswith(BEFORE) for one in said):
-        yield f"{kept:,} of the LLM's answers are to the labels before a change of the label set."
+        former = "their prompt is what `testnuc describe` says of the file of before"
+        yield f"{kept:,} of the LLM's answers are to the labels before a change: {former}."
     yield f"\nWritten on {today()}. This page shows none of the texts."
 
 

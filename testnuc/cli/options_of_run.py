@@ -5,8 +5,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
-from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -219,8 +217,10 @@ async def stored_runs(store: str | None) -> list[StoredRun]:
     ]
     try:
         # without a date it is as old as the one before
-        days = [*accumulate((run.day for run in runs), lambda before, day: day or before)]
-        runs = [run for _, run in sorted(zip(days, runs, strict=True), key=itemgetter(0))]
+        days, last = dict[int, str](), ""
+        for run in runs:
+            days[run.number] = last = run.day or last
+        runs.sort(key=lambda run: days[run.number])
         # what a store of somebody else holds fails here, not later
         list(map(str, runs))
     except (AttributeError, LookupError, TypeError, ValueError) as exc:

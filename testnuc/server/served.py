@@ -174,7 +174,7 @@ class ServedSet:
         said = [", ".join(f"{name} {value}" for name, value in facts.items()) for facts in every]
         _log.info("labels by %s; before: %s", said[0], said[1] or "the same")
         if not asked:
-            _log.warning("the LLM is asked another question now: answers to the former are not used")
+            _log.warning("the LLM is asked another question: answers to the former are not used")
         if former and now and now.decides == "settings" != former.decides:
             _log.warning(
                 "labels came from %s; what was learned now proves it no longer, so they are as "

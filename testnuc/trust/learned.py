@@ -547,7 +547,9 @@ class Learned(Brief):
         drawn = self.draws.drawn
         hits, weights = self.right[drawn], 1 / self.draws.probability[drawn]
         wrong = not len(hits) or float(np.average(hits, weights=weights)) < certificate.accuracy
-        unsettled = self.decides == "settings" and len(hits) < _ENOUGH and wrong
+        # where a certificate is far, a candidate that wins three times for two losses comes first
+        most = 2 * _ENOUGH if certificate.judgments_needed > _ENOUGH else _ENOUGH
+        unsettled = self.decides == "settings" and len(hits) < most and wrong
         return not certificate.coverage and (unsettled or not certificate.judgments_needed)
 
     def _at_level(self, level: int) -> Bools:
@@ -790,9 +792,11 @@ def _never_right(learned: Learned) -> Iterator[str]:
     known = learned.person & (learned.before >= 0)
     by = Counter(zip(learned.given[learned.rows], learned.right & known, known, strict=True))
     given = Counter(np.delete(learned.given, learned.rows).tolist())
+    # of a label that was split, those judged to have it are open
+    open_ = {name for one in learned.reopened for name in one.possible or ()}
     for at, label in enumerate(learned.labels):
         wrong = by[at, False, True]
-        if wrong >= _FEWER and given[at] and not by[at, True, True]:
+        if wrong >= _FEWER and given[at] and not by[at, True, True] and label not in open_:
             said = f"0 of {wrong:,} judged texts that would have {label!r} are right, and"
             todo = "look at these; what you correct in the file, `testnuc learn FILE FILE` takes"
             yield f"{said} {given[at]:,} more have it: {todo}."

@@ -42,7 +42,10 @@ class MacroF1:
     def __str__(self) -> str:
         if (one := self.share) is not None:
             return f"Macro F1 by your judgments: {one.value:.2f} ({one.low:.2f} to {one.high:.2f})."
-        return f'Macro F1 needs {self.needed:,} more judged texts drawn at random (goal "count").'
+        return (
+            f"Macro F1 needs {self.needed:,} more judged texts drawn at random, without others "
+            'between them (goal "count").'
+        )
 
 
 def macro_f1(
@@ -63,15 +66,19 @@ def macro_f1(
     sample in each of the `strata`, int64[n]; `weights` as for `JudgedSample`.
     """
     skipped, n = true < 0, len(given)
-    sample, earlier = draws_in_a_row(drawn, np.zeros_like(drawn))
-    draws = np.bincount(strata[rows[sample & ~skipped]], minlength=strata.max() + 1)
-    left = np.bincount(np.delete(strata, rows), minlength=len(draws))
+    left = np.bincount(np.delete(strata, rows), minlength=strata.max() + 1)
     used = len(np.unique(given[given < labels]))
-    missing = min(max(PER_LABEL * used, LEAST), n) - int(draws.sum()) if left.any() else 0
-    # of a stratum without draws nothing is known
-    unseen = int(np.maximum(LEAST_DRAWS - draws, 0)[left > 0].sum())
-    if (needed := max(missing, unseen)) > 0:
-        return MacroF1(None, needed)
+
+    def lacking(sample: Bools) -> int:
+        draws = np.bincount(strata[rows[sample & ~skipped]], minlength=len(left))
+        missing = min(max(PER_LABEL * used, LEAST), n) - int(draws.sum()) if left.any() else 0
+        # of a stratum without draws nothing is known
+        return max(missing, int(np.maximum(LEAST_DRAWS - draws, 0)[left > 0].sum()))
+
+    sample, earlier = draws_in_a_row(drawn, np.zeros_like(drawn))
+    if lacking(sample) > 0:
+        # the next draws follow those after the last text that was chosen
+        return MacroF1(None, lacking(draws_in_a_row(drawn, np.zeros_like(drawn), -1)[0]))
     if skipped.any():
         # as if no label of the skipped texts is right, and as if theirs are
         ways = (np.where(skipped, other, true) for other in (labels, given[rows]))

@@ -12,7 +12,7 @@ Science), for the prior; Cochran 1977, "Sampling techniques", chapter 5, for str
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, hypot, sqrt
 from statistics import NormalDist
@@ -295,6 +295,8 @@ class Accuracy:
     judge_error: float | None = None
     #: Number of texts that it is of.
     texts: int = 0
+    #: Part of the texts, 0 to 1, that judges would skip: they may be right or not.
+    skipped: float = 0.0
 
     def __str__(self) -> str:
         others = "another judge may differ"
@@ -382,7 +384,8 @@ def accuracy_of(
         known, open_ = before[earlier], float((before[earlier] < 0).mean())
         every = (float((known >= least).mean()) for least in (1, 0))
         own, now = (Share(part + open_ / 2, part, part + open_) for part in every)
-        return rest and combined([rest, Accuracy(own, now, 0, texts=len(known))])
+        told = Accuracy(own, now, 0, texts=len(known), skipped=open_)
+        return rest and combined([rest, told])
     n = len(differs)
     weights = None if weights is None else weights[used]
     sample = JudgedSample(rows[used], used[used], before[used, None] < 0, weights)
@@ -400,24 +403,33 @@ def accuracy_of(
     # the width falls by the root of the number, and is zero once all are judged
     m = len(sample.rows)
     more = ceil(3 * m * (n - m) / (n + 3 * m))
-    return Accuracy(share(before > 0, 0.0), share(right & (before >= 0), corrected), more, texts=n)
+    skipped = replace(sample, missing=np.zeros_like(sample.missing))
+    open_ = float(skipped.totals(strata, sample.missing)[0][0])
+    own, now = share(before > 0, 0.0), share(right & (before >= 0), corrected)
+    return Accuracy(own, now, more, texts=n, skipped=open_)
 
 
 def combined(parts: Sequence[Accuracy]) -> Accuracy:
     """Return the accuracy of all texts by those of disjoint parts of them.
 
-    The squares of half widths add up (Zou and Donner 2008).
+    The squares of half widths add up (Zou and Donner 2008), but for what was skipped, which may be
+    right in all parts at once.
     """
     texts = sum(part.texts for part in parts)
+    sizes = np.array([[part.texts / texts] for part in parts])
+    open_ = np.array([[part.skipped / 2] for part in parts])
 
     def share(shares: Sequence[Share]) -> Share:
-        every = [(one.value, one.value - one.low, one.high - one.value) for one in shares]
-        scaled = np.array(every) * [[part.texts / texts] for part in parts]
-        value, (below, above) = scaled[:, 0].sum(), np.hypot.reduce(scaled[:, 1:])
-        return Share(float(value), max(float(value - below), 0.0), min(float(value + above), 1.0))
+        every = np.array([(one.value, one.value - one.low, one.high - one.value) for one in shares])
+        value, widths = float((every[:, :1] * sizes).sum()), every[:, 1:]
+        sure = np.minimum(open_, widths)
+        below, above = np.hypot.reduce((widths - sure) * sizes) + (sure * sizes).sum(axis=0)
+        return Share(value, max(float(value - below), 0.0), min(float(value + above), 1.0))
 
     now, before = share([part.now for part in parts]), share([part.before for part in parts])
-    return Accuracy(before, now, sum(part.to_halve for part in parts), texts=texts)
+    skipped = float((2 * open_ * sizes).sum())
+    more = sum(part.to_halve for part in parts)
+    return Accuracy(before, now, more, texts=texts, skipped=skipped)
 
 
 @dataclass(frozen=True, slots=True)

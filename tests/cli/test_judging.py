@@ -344,15 +344,6 @@ def test_options_that_are_given_win_over_those_of_the_store(tickets):
         code, _, err = run_here("review", "labels.db", "--run", "3")
         assert code == 2
         assert "labels.db has no run 3; labels.db holds: run 1, " in err
-        # a run of answers of another one has no date: it is as old as the one that began before
-        with sqlite3.connect("labels.db") as store:
-            last = store.execute("SELECT facts FROM scopes ORDER BY id DESC").fetchone()[0]
-            undated = json.dumps({**json.loads(last), "answered": None})
-            store.execute("UPDATE scopes SET facts = ? WHERE facts = ?", (undated, last))
-        *_, newest, _ = run_here("store", "runs", "labels.db")[1].splitlines()
-        assert newest.startswith("run 4, no date")
-        with sqlite3.connect("labels.db") as store:
-            store.execute("UPDATE scopes SET facts = ? WHERE facts = ?", (last, undated))
         # which stays its number when it gets more answers, so that a command names the same run
         with sqlite3.connect("labels.db") as store:
             (facts,) = store.execute("SELECT facts FROM scopes ORDER BY id").fetchone()

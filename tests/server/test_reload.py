@@ -192,7 +192,7 @@ async def test_another_question_about_the_same_labels_is_told(caplog):
         await service.use(strict)
         said = await info(session)
     assert said["before"]["labels_hash"] == said["labels_hash"]
-    assert "another question now: answers to the former are not used" in caplog.text
+    assert "another question: answers to the former are not used" in caplog.text
 
 
 async def test_before_is_the_last_other_state(caplog):

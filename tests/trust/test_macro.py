@@ -106,6 +106,9 @@ def test_too_few_judgments_for_the_labels_say_how_many_are_needed(labels, m, nee
 def test_texts_that_were_not_drawn_at_random_do_not_count():
     given, rows = np.arange(2_000) % 4, np.arange(100)
     found = macro_f1(given, rows, given[rows], rows < 30, given * 0, labels=4)
+    # nor do those before them, as the next draws are of other texts
+    assert found == MacroF1(None, 50)
+    found = macro_f1(given, rows, given[rows], rows >= 70, given * 0, labels=4)
     assert found == MacroF1(None, 20)
     # nothing was drawn where candidates differ
     strata = (np.arange(2_000) > 1_000).astype(np.int64)
