@@ -212,9 +212,13 @@ class Scheduler:
                 return
 
     async def _claim(self, run: ScheduledRun, asks: list[Ask]) -> None:
-        # what is in flight is awaited even if the store cannot be read
-        asks = [ask for ask in asks if not self._joins(run, ask)]
-        stored = await self._stored([ask.key for ask in asks])
+        try:
+            stored = await self._stored([ask.key for ask in asks])
+        except TestNUCError:
+            # what is in flight is billed
+            for ask in asks:
+                self._joins(run, ask)
+            raise
         if self.closed:
             raise ProviderError(_CLOSED)
         if run.failure is not None:

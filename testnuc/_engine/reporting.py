@@ -258,7 +258,7 @@ def _overview(parts: Components, results: Results) -> Iterator[str]:
     )
     said = (row.prediction.said for row in results if row.prediction is not None)
     if kept := sum((one or "").endswith(BEFORE) for one in said):
-        former = "their prompt is what `testnuc describe` says of the file of before"
+        former = "their prompt is what `testnuc describe` says of the earlier file"
         yield f"{kept:,} of the LLM's answers are to the labels before a change: {former}."
     yield f"\nWritten on {today()}. This page shows none of the texts."
 
@@ -358,7 +358,7 @@ def _model(
         f"{sampling.reasoning_effort}, {seed}{further}"
     )
     yield f"- Method: {_plainly(parts.pipeline.method)}"
-    prompt = hashlib.sha256(prompt_of(parts).encode()).hexdigest()
+    prompt = prompt_hash(parts)
     yield f"- Prompt: SHA-256 `{prompt}`, of the block below without its last newline"
 
 
@@ -440,6 +440,11 @@ def _software(results: Results) -> Iterator[str]:
 def prompt_of(parts: Components, text: str = "..") -> str:
     """Return the system prompt, and the message with a text that is asked about alone."""
     return f"{parts.predictor.steps[0].system}\n\n{user_prompt([text])}"
+
+
+def prompt_hash(parts: Components) -> str:
+    """Return the SHA-256 of the prompt, in hexadecimal."""
+    return hashlib.sha256(prompt_of(parts).encode()).hexdigest()
 
 
 def _prompt(parts: Components) -> Iterator[str]:

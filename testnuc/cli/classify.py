@@ -327,7 +327,7 @@ def _interrupted(nuc: TestNUC, progress: LineProgress, store: AnswerStore, lane:
     line = f"interrupted: {least}{done:,} of {progress.texts:,} texts are answered"
     if not progress.texts:
         line = "interrupted before the first call"
-    if store.where is not None:
+    elif store.where is not None:
         line += f"; answers are stored in {store.where}; to resume, run the same command again"
     elif usage.calls and not nuc.model.startswith("local/"):
         line += f"; the {usage.calls:,} answers are lost: use --store to store them"

@@ -378,8 +378,6 @@ def what_next(
         )
     more = certificate.judgments_needed if goal is None else 0
     lines += [f"to certify the labels as they are instead: {draw(more, 'certify')}"] if more else []
-    look = f"to look for better labels, where strategies differ: {draw(50, 'decide')}"
-    lines += [look] * (goal == "certify" and learned.decides == "settings")
     if certificate.achievable is not None:
         lower = _options_of(certificate, certificate.achievable[0])
         lines.append(f"to see what is proved now: {then('certify', *lower)}")

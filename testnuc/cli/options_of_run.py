@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -216,11 +217,7 @@ async def stored_runs(store: str | None) -> list[StoredRun]:
         if counts.get(scope)
     ]
     try:
-        # without a date it is as old as the one before
-        days, last = dict[int, str](), ""
-        for run in runs:
-            days[run.number] = last = run.day or last
-        runs.sort(key=lambda run: days[run.number])
+        runs.sort(key=attrgetter("day"))
         # what a store of somebody else holds fails here, not later
         list(map(str, runs))
     except (AttributeError, LookupError, TypeError, ValueError) as exc:

@@ -21,6 +21,7 @@ import orjson
 
 from testnuc._base.checks import needing
 from testnuc._engine.learning import learned_in, numbered
+from testnuc._engine.reporting import prompt_hash
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import (
     BudgetReservedError,
@@ -163,18 +164,15 @@ class ServedSet:
     def use(self, nuc: TestNUC) -> None:
         """Label by another client from now on."""
         before, former, now = self._active(), self.nuc.learned, nuc.learned
-        asked = parts_of(self.nuc).predictor.scope == parts_of(nuc).predictor.scope
         # what one process spends, whatever it labels by
         parts_of(nuc).transport.account.join(parts_of(self.nuc).transport.account)
         self._take(nuc)
         active = self._active()
-        if not asked or active | {"since": before["since"]} != before:
+        if active | {"since": before["since"]} != before:
             self._before = before
         every = [self._place | active, self._before or {}]
         said = [", ".join(f"{name} {value}" for name, value in facts.items()) for facts in every]
         _log.info("labels by %s; before: %s", said[0], said[1] or "the same")
-        if not asked:
-            _log.warning("the LLM is asked another question: answers to the former are not used")
         if former and now and now.decides == "settings" != former.decides:
             _log.warning(
                 "labels came from %s; what was learned now proves it no longer, so they are as "
@@ -191,6 +189,7 @@ class ServedSet:
             "model": self.nuc.model,
             "labels": len(self.nuc.labels.names),
             "labels_hash": labels_hash(self.nuc.labels.names, self.nuc.labels.descriptions),
+            "prompt_hash": prompt_hash(parts_of(self.nuc))[:12],
             "judged": len(judged),
             "judged_used": len(judged) - (learned.unused(judged) if learned else 0),
             "since": self._since.isoformat(timespec="seconds"),

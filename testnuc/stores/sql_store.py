@@ -295,10 +295,10 @@ class SqlStore(Store):
         return self._typed(rows, str, int)
 
     async def counts(self) -> tuple[dict[bytes, int], dict[str, int]]:
-        """Return the number of predictions of each scope, and of pool texts of each embedder."""
+        """Return the number of texts predicted in each scope, and in the pool of each embedder."""
         predictions = await self._rows(
-            "SELECT s.scope, count(*) FROM predictions p JOIN scopes s ON s.id = p.scope "
-            "GROUP BY s.scope"
+            "SELECT s.scope, count(DISTINCT p.text) FROM predictions p "
+            "JOIN scopes s ON s.id = p.scope GROUP BY s.scope"
         )
         texts = await self._rows("SELECT name, size - removals FROM embedders")
         return dict(self._typed(predictions, bytes, int)), dict(self._typed(texts, str, int))

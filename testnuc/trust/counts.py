@@ -203,7 +203,10 @@ class Counts(Brief, Listed[LabelCount]):
             right = self.accuracy.get(group)
             said = map(percent, (right.now, right.before)) if right else ("not known", "")
             rows.append([group, *said, f"{n:,}"])
-        return ["How many labels are right by your judgments, with 95% intervals:", columns(rows)]
+        return [
+            "How many labels of distinct texts are right by your judgments, with 95% intervals:",
+            columns(rows),
+        ]
 
     @property
     def _intervals(self) -> str:

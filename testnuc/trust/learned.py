@@ -793,10 +793,10 @@ def _never_right(learned: Learned) -> Iterator[str]:
     by = Counter(zip(learned.given[learned.rows], learned.right & known, known, strict=True))
     given = Counter(np.delete(learned.given, learned.rows).tolist())
     # of a label that was split, those judged to have it are open
-    open_ = {name for one in learned.reopened for name in one.possible or ()}
+    open_ = Counter(name for one in learned.reopened for name in one.possible)
     for at, label in enumerate(learned.labels):
         wrong = by[at, False, True]
-        if wrong >= _FEWER and given[at] and not by[at, True, True] and label not in open_:
+        if wrong >= _FEWER and given[at] and not by[at, True, True] and open_[label] < wrong:
             said = f"0 of {wrong:,} judged texts that would have {label!r} are right, and"
             todo = "look at these; what you correct in the file, `testnuc learn FILE FILE` takes"
             yield f"{said} {given[at]:,} more have it: {todo}."

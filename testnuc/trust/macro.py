@@ -78,7 +78,9 @@ def macro_f1(
     sample, earlier = draws_in_a_row(drawn, np.zeros_like(drawn))
     if lacking(sample) > 0:
         # the next draws follow those after the last text that was chosen
-        return MacroF1(None, lacking(draws_in_a_row(drawn, np.zeros_like(drawn), -1)[0]))
+        sample, earlier = draws_in_a_row(drawn, np.zeros_like(drawn), -1)
+    if (needed := lacking(sample)) > 0:
+        return MacroF1(None, min(needed, int(left.sum())))
     if skipped.any():
         # as if no label of the skipped texts is right, and as if theirs are
         ways = (np.where(skipped, other, true) for other in (labels, given[rows]))

@@ -24,6 +24,7 @@ from testnuc._engine.shortlist import (
 from testnuc.batch.manager import BatchManager
 from testnuc.cli.options import Options, client_options
 from testnuc.cli.options_of_run import opened_store, with_options_of_run
+from testnuc.client import parts_of
 from testnuc.errors import BadRequestError
 from testnuc.labels import LabelSet
 from testnuc.prompts.writing import samples_in
@@ -295,6 +296,18 @@ async def test_none_of_a_list_is_billed_once_where_a_budget_ends_a_batch_run(
         lists = [len(shown(body)) for body in llm.bodies if "messages" in body]
     assert lists == [3] * len(TEXTS) + [len(LABELS)] * len(TEXTS)
     assert own(results) == LABELS
+
+
+async def test_a_list_of_which_none_was_chosen_is_no_second_answer(tmp_path: Path) -> None:
+    policy = BatchPolicy(first_poll=0.001, longest_poll=0.002)
+    async with (
+        BatchLLM(rejecting) as llm,
+        client(llm, limits=Limits(batches=policy), store=tmp_path / "s.db") as nuc,
+    ):
+        results = await nuc.classify_many(TEXTS, lane="batch")
+        assert own(results) == LABELS
+        counts, _ = await parts_of(nuc).store.counts()
+        assert [*counts.values()] == [len(TEXTS)]
 
 
 @pytest.mark.parametrize("by", ["the next run", "batch resume"])

@@ -201,7 +201,6 @@ def test_the_path_leads_to_how_many_labels_are_right():
             measured=9,
             unfit_among=lambda _: ((), 0),
             wants_decisions=lambda _: decide,
-            decides="head",
             unused=lambda _: 0,
         )
         learned.accuracy = lambda _: known

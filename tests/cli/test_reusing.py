@@ -10,11 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from testnuc.cli.options_of_run import opened_store, stored_runs
 from testnuc.index.nearest import NearestVectors
-from testnuc.protocols import StoredPrediction
 from testnuc.testing import HashEmbedder, LoopbackLLM
-from testnuc.types import Prediction
 from tests.cli.in_process import ran, rows_of, run_here
 
 KINDS = [f"kind{i:02}" for i in range(30)]
@@ -158,14 +155,3 @@ def test_labels_that_are_renamed_merged_or_split(llm):
 def test_what_reuse_does_not_go_with(llm, more):
     with pytest.raises(AssertionError, match="--reuse is not for"):
         llm(named(KINDS), "--reuse", *more)
-
-
-async def test_a_run_of_kept_answers_is_as_new_as_the_one_before(tmp_path):
-    path = str(tmp_path / "labels.db")
-    async with opened_store(path) as store:
-        for number, day in enumerate(["2026-01-02", None, "2026-01-01"]):
-            key = bytes([number]) * 16
-            answered = {"answered": {"model": [day, day, "0.1.0"]}} if day else {}
-            await store.describe(key, {"labels": ["a"], "model": "openai/test"} | answered)
-            await store.put_predictions([StoredPrediction(key, key, key, 0, Prediction("a"))])
-    assert [run.number for run in await stored_runs(path)] == [3, 1, 2]

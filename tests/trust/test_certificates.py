@@ -329,6 +329,7 @@ class Taught:
 def test_better_labels_come_before_their_certificate():
     half, all_right = np.arange(50) % 2 == 0, np.ones(50, bool)
     lacks = Certificate(0.9, 0.9, np.inf, 0.0, 50, "about 50 more would do", 50)
+    far = replace(lacks, reason="about 150 more would do", judgments_needed=150)
     hopeless = Certificate(0.9, 0.9, np.inf, 0.0, 50, "better labels do")
     fine = Certificate(0.9, 0.9, 0.7, 0.5, 50)
     differ = "which strategies differ"
@@ -336,7 +337,9 @@ def test_better_labels_come_before_their_certificate():
         ("settings", half, lacks, differ),
         # an LLM that is mostly right leaves nothing to gain
         ("settings", all_right, lacks, "about 50 more would do"),
-        ("settings", np.tile(half, 4), lacks, "about 50 more would do"),
+        ("settings", np.tile(half, 3), lacks, "about 50 more would do"),
+        ("settings", np.tile(half, 3), far, differ),
+        ("settings", np.tile(half, 4), far, "about 150 more would do"),
         ("head", half, lacks, "about 50 more would do"),
         ("head", half, hopeless, differ),
         ("settings", half, fine, "Proved: 50% of the distinct texts"),

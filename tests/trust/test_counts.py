@@ -754,7 +754,7 @@ def test_how_many_labels_of_each_group_are_right_is_said_where_it_is_known():
     assert "too few texts of each group are judged" in str(unknown)
     counts = Counts(items, accuracy={None: right, "app": right, "web": None})
     assert [" ".join(line.split()) for line in str(counts).splitlines()[-4:]] == [
-        "How many labels are right by your judgments, with 95% intervals:",
+        "How many labels of distinct texts are right by your judgments, with 95% intervals:",
         "group labels right now LLM alone judged",
         "app 90 % (80 to 95) 70 % (60 to 80) 50",
         "web not known 12",

@@ -114,6 +114,14 @@ def test_texts_that_were_not_drawn_at_random_do_not_count():
     strata = (np.arange(2_000) > 1_000).astype(np.int64)
     every = np.ones(100, np.bool_)
     assert macro_f1(given, rows, given[rows], every, strata, labels=4).share is None
+    # more were drawn before the one that was chosen, but half of them were skipped
+    rows = np.arange(116)
+    true = np.where(rows < 30, -1, given[rows])
+    assert macro_f1(given, rows, true, rows != 60, given * 0, labels=4).share is not None
+    # no more are left
+    given, rows = given[:70], np.arange(46)
+    found = macro_f1(given, rows, given[rows], rows != 45, given * 0, labels=4)
+    assert found == MacroF1(None, 24)
 
 
 def test_skipped_texts_widen_the_interval():

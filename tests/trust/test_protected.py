@@ -120,9 +120,16 @@ def test_a_label_of_which_no_judged_text_is_right_is_named():
         person=np.ones(10, dtype=bool),
         # one of them was skipped
         before=np.array([0, 0, 0, -1, 1, 0, 0, 0, 0, 0]),
+        # of a text it is not known which of two labels was meant
+        reopened=[SimpleNamespace(possible=("call", "name"))],
     )
     (said,) = _never_right(learned)
     assert "0 of 3 judged texts that would have 'call' are right, and 9 more have it" in said
     assert "`testnuc learn FILE FILE` takes" in said
+    # of a label that was split only those judged to have another one are left
+    learned.reopened *= 3
+    assert [*_never_right(learned)] == []
+    learned.reopened = []
+    assert [*_never_right(learned)] == [said]
     learned.given = np.zeros(0, dtype=np.int32)
     assert [*_never_right(learned)] == []
