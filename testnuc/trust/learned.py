@@ -308,9 +308,10 @@ class Learned(Brief):
             keys = {*map(key_of, map(hash_text, texts))}
             every = keys.issuperset(self.keys[: self.measured].tolist())
             together = any(j.agreed is not None and key_of(j.hash) in keys for j in self.judged)
-        if every and (first := self.first_later()):
+        among, first = None if every else texts, self.first_later()
+        if first and (every or self._sample(among)[0][:first].any()):
             # those that came since were drawn from alone, and may differ
-            parts = of(None, slice(first)), of(None, slice(first, None))
+            parts = of(among, slice(first)), of(among, slice(first, None))
             found = parts[0] and combined([*filter(None, parts)])
         else:
             found = of(texts)
@@ -383,7 +384,8 @@ class Learned(Brief):
         inside, drawn = np.ones(self.measured, np.bool_), self.draws.drawn
         if texts is not None and len(self.keys):
             inside = np.isin(self.keys[: self.measured], [key_of(hash_text(t)) for t in texts])
-            if 2 * inside[(first := self.first_later()) :].sum() > inside.sum():
+            first = self.first_later()
+            if part == slice(None) and 2 * inside[first:].sum() > inside.sum():
                 part = slice(first, None)
         if part.start:
             drawn = drawn | self.draws.uniform

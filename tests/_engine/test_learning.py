@@ -21,6 +21,7 @@ from testnuc.trust.evidence import Judgment, draws_of
 from testnuc.trust.joining import join_reviews
 from testnuc.trust.learned import Learned
 from testnuc.trust.review import ReviewItem
+from testnuc.trust.shares import combined
 from tests import doubles
 
 CLASSES = 6
@@ -696,6 +697,9 @@ async def test_draws_from_later_texts_alone_say_how_right_these_are(tmp_path):
         assert learned.accuracy([*texts, *later]) == found
         both = (2 * of[0].now.value + of[1].now.value) / 3
         assert found.now.value == pytest.approx(both, abs=0.02)
+        # and of a group: errors picked out of the first ones say nothing of later ones
+        halves = [learned.accuracy(part[::2]) for part in (texts, later)]
+        assert learned.accuracy([*texts[::2], *later[::2]]) == combined(halves)
         for part, n in ((later, 200), ([*texts[:5], *later], 200), (texts, 400)):
             found = learned.accuracy(part)
             true = accuracy(row for row in results if row.text in {*part})
