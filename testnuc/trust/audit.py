@@ -218,10 +218,11 @@ class Audit(Brief):
         shown = [label for label, _ in sizes.most_common(_SHOWN) if label is not None]
         shares = {(one.group, one.label): one.share for one in self.counts}
         rows = [["week", "texts", "judged", "accuracy", *shown]]
-        for week, accuracy in zip(self.weeks, self.accuracy, strict=True):
+        of_weeks = zip(self.weeks, _in_order(self.weeks), self.accuracy, strict=True)
+        for week, used, accuracy in of_weeks:
             found = [accuracy, *(shares[week.week, label] for label in shown)]
             cells = ["-" if share is None else str(share) for share in found]
-            judged = f"{len(week.judged)} of {len(week.sample)}"
+            judged = f"{len(used)} of {len(week.sample)}"
             rows.append([week.week, f"{week.texts:,}", judged, *cells])
         lines = [
             columns(rows),
@@ -235,10 +236,30 @@ class Audit(Brief):
         return "\n".join(lines)
 
 
+def _in_order(weeks: Sequence[AuditWeek]) -> list[list[AuditedText]]:
+    """Return the judged texts of each week up to where it was judged: they are a random sample.
+
+    Beyond, or in a week that was not judged, those that have an answer are copies of others.
+    """
+    seen, found = set[str](), list[list[AuditedText]]()
+    for week in weeks:
+        until = len(week.sample) if len(week.judged) == len(week.sample) else 0
+        for at, text in enumerate(week.sample, 1):
+            if text.look and text.text not in seen:
+                until = max(until, at)
+            seen.add(text.text)
+        # copies up to the first text that is not judged: who stops there stops at random
+        while 0 < until < len(week.sample) and week.sample[until].look:
+            until += 1
+        found.append([text for text in week.sample[:until] if text.look])
+    return found
+
+
 def audited(weeks: Sequence[AuditWeek], since: str = "") -> Audit:
     """Return what the judged texts of some weeks say; changes are looked for from `since` on."""
     labels: list[str | None] = [*weeks[-1].labels, None]
-    judged = [(at, text) for at, week in enumerate(weeks) for text in week.judged]
+    of_weeks = _in_order(weeks)
+    judged = [(at, text) for at, texts in enumerate(of_weeks) for text in texts]
     place = np.array([at for at, _ in judged], dtype=np.int64)
     several = weeks[-1].multilabel
     given = _marks([text.label for _, text in judged], labels, several=several)
@@ -254,7 +275,7 @@ def audited(weeks: Sequence[AuditWeek], since: str = "") -> Audit:
     items: list[LabelCount] = []
     for at, week in enumerate(weeks):
         here = used & (place == at)[:, None]
-        n, total = len(week.judged), max(week.texts, len(week.sample))
+        n, total = len(of_weeks[at]), max(week.texts, len(week.sample))
         numbers = np.array([week.given.get(label or "", 0) for label in labels])
         parts = (numbers / max(total, 1)).tolist()
         texts = np.array([[total - numbers[-1], *numbers], [0, *np.maximum(total - numbers, 0)]])

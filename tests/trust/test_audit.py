@@ -268,3 +268,33 @@ def test_a_label_that_nobody_gave_before_is_found():
     judged = np.full((30, 3), 20)
     hits = np.array([[18, 14, 6]] * 15 + [[18, 8, 12]] * 15)
     assert [kind for kind, *_ in found_moves(judged, hits)] == [1, 2]
+
+
+def test_copies_of_judged_texts_are_no_sample_of_a_week_that_was_judged_in_part():
+    """They had an answer wherever they came: weeks that nobody judged were 100 % right."""
+    random, missed, alarms = np.random.default_rng(3), 0, 0
+    for _ in range(100):
+        weeks = []
+        for number in range(4):
+            made = week(f"2026-W0{number + 1}", 40)
+            made.texts, made.given = 1_000, {"refund": 1_000}
+            made.sample = [text(at / 40) for at in range(40)]
+            for at, one in enumerate(made.sample):
+                often = random.random() < 0.35
+                one.text = "thanks" if often else f"{number} {at}"
+                one.answer = "refund" if often or random.random() < 0.7 else "delivery"
+            weeks.append(made)
+        for number in (0, 1, 3):
+            # its first fourteen texts, which a person sees once each, and all copies
+            texts = dict.fromkeys(one.text for one in weeks[number].sample)
+            judged = {*[*texts][:14], "thanks"}
+            for one in [one for made in weeks for one in made.sample if one.text in judged]:
+                one.look = one.look or number + 1
+        found = audited(weeks)
+        assert found.accuracy[2] is None
+        assert "0 of 40" in str(found)
+        known = [share for share in found.accuracy if share is not None]
+        missed += sum(not share.low <= 0.35 + 0.65 * 0.7 <= share.high for share in known)
+        alarms += bool(found.moves)
+    assert missed <= 24
+    assert alarms <= 5
