@@ -326,14 +326,15 @@ class Predictor:
                 outcomes[i] = outcome
             # the call with all labels failed, and may fail again
             lost = [asks[i] for i in left if isinstance(outcomes[i], Exception)]
-            await self._kept(tuple(map(_unfit, lost)), [NONE_CHOSEN] * len(lost))
+            unfit = tuple(replace(ask, key=none_key(ask.key)) for ask in lost)
+            await self._kept(unfit, [NONE_CHOSEN] * len(unfit))
         return outcomes
 
     async def none_chosen(self, asks: Sequence[Ask]) -> list[bool]:
         """Return for which texts it is stored that none of the labels of their shortlist fits."""
         if not any(ask.shown for ask in asks):
             return [False] * len(asks)
-        known = await self._before([_unfit(ask) for ask in asks])
+        known = await self._before([none_key(ask.key) for ask in asks])
         return [one is not None for one in known]
 
     async def _answer(
@@ -401,7 +402,7 @@ class Predictor:
                 labels = self._levels[node]
                 key = self.key_of(f"level {ask.sample} {LEVELS.join(node)}", ask.text_hash)
                 level = replace(ask, key=key)
-                outcome: _Found = (await self._before([level]))[0]
+                outcome: _Found = (await self._before([level.key]))[0]
                 if outcome is None:
                     (outcome,) = await self._answer((ask,), 0, labels)
                 if not isinstance(outcome, Prediction):
@@ -473,13 +474,13 @@ class Predictor:
         await self._kept(asks, outcomes)
         return outcomes
 
-    async def _before(self, steps: Sequence[Ask]) -> Sequence[Prediction | None]:
+    async def _before(self, keys: list[bytes]) -> Sequence[Prediction | None]:
         """Return the stored answers of steps that were not the last."""
         if self._store is not None:
             # a read that fails costs a call
             with contextlib.suppress(Exception):
-                return await self._store.get_predictions([step.key for step in steps])
-        return [None] * len(steps)
+                return await self._store.get_predictions(keys)
+        return [None] * len(keys)
 
     async def _kept(self, asks: tuple[Ask, ...], outcomes: Sequence[_Found]) -> None:
         """Store answers before others are asked for again: the client may close meanwhile."""
@@ -535,8 +536,3 @@ def _malformed(label: Any, confidence: Any) -> ReplyError | None:
             f"the provider's confidence is {confidence!r:.60}; give a number from 0 to 1, or None"
         )
     return None
-
-
-def _unfit(ask: Ask) -> Ask:
-    """Return the ask whose answer is that none of a shortlist fits."""
-    return replace(ask, key=none_key(ask.key))

@@ -405,12 +405,12 @@ class BatchLane:
         Of two that are meant to be created at the same time, the one that sees the other is not,
         perhaps both: their times are of clocks that may differ, or were set.
         """
-        keys, mine = _keys(batch), asyncio.current_task()
+        items = [wanted for item in unpack(batch.items) for wanted in item]
+        keys, mine = {wanted.key for wanted in items}, asyncio.current_task()
         taken = {key for key in keys if self._pending_keys.get(key) is not mine}
         for other in await self._store.batches(batch.scope):
             if other.id not in self._known:
                 taken |= keys & _keys(other)
-        items = [wanted for item in unpack(batch.items) for wanted in item]
         stored = {wanted.key: wanted.key for wanted in items if wanted.key not in taken}
         stored |= {none_key(wanted.key): wanted.key for wanted in items if wanted.partial}
         hits = await self._store.get_predictions(list(stored))

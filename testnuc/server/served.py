@@ -156,10 +156,15 @@ class ServedSet:
             self._metrics.failures.labels(**self._place, type=kind)
         #: Why the LLM's own labels are kept, as the latest result says; None: they are not.
         self._decision: str | None = None
-        described = nuc.labels.descriptions
-        self.described = {
-            "labels": [{"label": n, "description": described.get(n)} for n in nuc.labels.names]
+        names, described = nuc.labels.names, nuc.labels.descriptions
+        #: What texts are labeled by, which stays as long as the client.
+        self._asks = {
+            "model": nuc.model,
+            "labels": len(names),
+            "labels_hash": labels_hash(names, described),
+            "prompt_hash": prompt_hash(parts_of(nuc))[:12],
         }
+        self.described = {"labels": [{"label": n, "description": described.get(n)} for n in names]}
 
     def use(self, nuc: TestNUC) -> None:
         """Label by another client from now on."""
@@ -186,10 +191,7 @@ class ServedSet:
         learned = self.nuc.learned
         judged = learned.answers if learned else {}
         return {
-            "model": self.nuc.model,
-            "labels": len(self.nuc.labels.names),
-            "labels_hash": labels_hash(self.nuc.labels.names, self.nuc.labels.descriptions),
-            "prompt_hash": prompt_hash(parts_of(self.nuc))[:12],
+            **self._asks,
             "judged": len(judged),
             "judged_used": len(judged) - (learned.unused(judged) if learned else 0),
             "since": self._since.isoformat(timespec="seconds"),

@@ -217,12 +217,12 @@ class Audit(Brief):
             sizes[one.label] += round(one.llm * one.rows)
         shown = [label for label, _ in sizes.most_common(_SHOWN) if label is not None]
         shares = {(one.group, one.label): one.share for one in self.counts}
+        used = {one.group: one.judged for one in self.counts}
         rows = [["week", "texts", "judged", "accuracy", *shown]]
-        of_weeks = zip(self.weeks, _in_order(self.weeks), self.accuracy, strict=True)
-        for week, used, accuracy in of_weeks:
+        for week, accuracy in zip(self.weeks, self.accuracy, strict=True):
             found = [accuracy, *(shares[week.week, label] for label in shown)]
             cells = ["-" if share is None else str(share) for share in found]
-            judged = f"{len(used)} of {len(week.sample)}"
+            judged = f"{used[week.week]} of {len(week.sample)}"
             rows.append([week.week, f"{week.texts:,}", judged, *cells])
         lines = [
             columns(rows),

@@ -302,19 +302,17 @@ class Learned(Brief):
             return accuracy_of(self._differs[inside], rows, *of_each, alike=alike)
 
         weights = self._weights()
-        every = together = True
-        if texts is not None:
-            texts = [*texts]
-            keys = {*map(key_of, map(hash_text, texts))}
+        every, together, keys = True, True, _keys_of(texts)
+        if keys is not None:
             every = keys.issuperset(self.keys[: self.measured].tolist())
             together = any(j.agreed is not None and key_of(j.hash) in keys for j in self.judged)
-        among, first = None if every else texts, self.first_later()
+        among, first = None if every else keys, self.first_later()
         if first and (every or self._sample(among)[0][:first].any()):
             # those that came since were drawn from alone, and may differ
             parts = of(among, slice(first)), of(among, slice(first, None))
             found = parts[0] and combined([*filter(None, parts)])
         else:
-            found = of(texts)
+            found = of(keys)
         # of texts that one person alone judged it is not known
         return found and replace(found, judge_error=judge_error(self._agreed if together else ()))
 
@@ -327,7 +325,7 @@ class Learned(Brief):
         """
         if self.unproved or not len(self.before) or not len(self.keys):
             return {}
-        inside, by, rows, drawn = self._sample(texts)
+        inside, by, rows, drawn = self._sample(_keys_of(texts))
         # later texts that were drawn from alone are strata of their own
         later = np.arange(len(inside)) >= (self.first_later() or len(inside))
         drawn = drawn | (self.draws.uniform[by] & later[self.rows[by]])
@@ -375,15 +373,15 @@ class Learned(Brief):
         return ends_of_draws(self.judged, texts)[0]
 
     def _sample(
-        self, texts: Iterable[str] | None = None, part: slice = slice(None)
+        self, keys: set[int] | None = None, part: slice = slice(None)
     ) -> tuple[Bools, Bools, Int64s, Bools]:
-        """Return which of all that are `measured` these texts are, and which judged ones are meant.
+        """Return which of all that are `measured` have these keys, and which judged ones are meant.
 
         Of the latter, also their places among the former, and whether they were drawn at random.
         """
         inside, drawn = np.ones(self.measured, np.bool_), self.draws.drawn
-        if texts is not None and len(self.keys):
-            inside = np.isin(self.keys[: self.measured], [key_of(hash_text(t)) for t in texts])
+        if keys is not None and len(self.keys):
+            inside = np.isin(self.keys[: self.measured], np.fromiter(keys, np.uint64))
             first = self.first_later()
             if part == slice(None) and 2 * inside[first:].sum() > inside.sum():
                 part = slice(first, None)
@@ -785,6 +783,11 @@ def _moves(learned: Learned) -> Iterator[str]:
             f"{moves}. Look at these judgments, and at some of the texts: `testnuc compare` of the "
             "results before and after has each pair of labels, with examples."
         )
+
+
+def _keys_of(texts: Iterable[str] | None) -> set[int] | None:
+    """Return the keys of texts; None: of all."""
+    return None if texts is None else {*map(key_of, map(hash_text, texts))}
 
 
 def _never_right(learned: Learned) -> Iterator[str]:

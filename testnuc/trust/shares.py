@@ -403,8 +403,10 @@ def accuracy_of(
     # the width falls by the root of the number, and is zero once all are judged
     m = len(sample.rows)
     more = ceil(3 * m * (n - m) / (n + 3 * m))
-    skipped = replace(sample, missing=np.zeros_like(sample.missing))
-    open_ = float(skipped.totals(strata, sample.missing)[0][0])
+    open_ = 0.0
+    if sample.missing.any():
+        skipped = replace(sample, missing=np.zeros_like(sample.missing))
+        open_ = float(skipped.totals(strata, sample.missing)[0][0])
     own, now = share(before > 0, 0.0), share(right & (before >= 0), corrected)
     return Accuracy(own, now, more, texts=n, skipped=open_)
 
