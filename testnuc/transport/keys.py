@@ -61,13 +61,17 @@ class KeySource:
 
     async def current(self, within: float = _LONGEST) -> str:
         """Return a key that has not expired, as far as it says, within so many seconds."""
-        now = self._wall()
-        if self.key is None or now >= self._expires:
+        if not self.is_valid:
             await self._answered(self._answers, within)
-        elif now >= self._renew_at:
+        elif self._wall() >= self._renew_at:
             self._start()
         assert self.key is not None
         return self.key
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether there is a key that has not expired, as far as it says."""
+        return self.key is not None and self._wall() < self._expires
 
     async def replace(self, rejected: str | None, within: float = _LONGEST) -> None:
         """Ask for another key, unless the one that was rejected has been replaced."""

@@ -28,7 +28,7 @@ from testnuc.transport.auxiliary import AuxiliaryRequests
 from testnuc.transport.calls import MAY_SEND, ON_WAIT, Call, NotSentError, Timer, estimate_tokens
 from testnuc.transport.connections import Connections, key_headers
 from testnuc.transport.failures import host, safe_cause
-from testnuc.transport.keys import LATEST
+from testnuc.transport.keys import LATEST, KeySource
 from testnuc.transport.retries import Outage, adapts, gives_up, latest_start, may_help, wait
 from testnuc.transport.telemetry import Telemetry
 
@@ -263,10 +263,7 @@ class Transport:
         accounting = self._accounting
         self.outage.refuse(call, self._clock())
         keys = getattr(call.wire, "keys", None)
-        if keys is not None:
-            # without a key, nothing is held while it is waited for
-            await keys.current(self._left_for_key(call))
-        permit = accounting.try_acquire(call)
+        permit = accounting.try_acquire(call) if keys is None else await self._with_key(call, keys)
         if permit is None:
             permit = await self._acquire(call)
         self._check(call, permit)
@@ -322,6 +319,16 @@ class Transport:
         if may_send is not None and not may_send():
             self.admission.abandoned(permit)
             raise NotSentError(call.unreadable)
+
+    async def _with_key(self, call: Call, keys: KeySource) -> Permit:
+        """Wait for a key, then for a permit: nothing is held while a key is waited for."""
+        while True:
+            await keys.current(self._left_for_key(call))
+            permit = self._accounting.try_acquire(call) or await self._acquire(call)
+            if keys.is_valid:
+                return permit
+            # it expired in the queue: all that wait for the next one would be sent at once
+            self.admission.abandoned(permit)
 
     async def _acquire(self, call: Call) -> Permit:
         """Wait for budget and a permit; while retrying, until the deadline at most.

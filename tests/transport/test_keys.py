@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from bench._batch_api import BatchLLM
-from testnuc import Limits, TestNUC
+from testnuc import Limits, RetryPolicy, TestNUC
 from testnuc.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -418,3 +418,31 @@ async def test_a_call_whose_process_was_suspended_ends_with_its_own_error(loop):
     transport = Transport(clock=lambda: loop.time() + jump, sleep=sleep, connections=Broken())
     with pytest.raises(ConnectionFailedError):
         await transport.call(provider, request())
+
+
+@virtual.in_virtual_time
+async def test_calls_whose_key_expired_in_the_queue_keep_the_rate_limit(loop):
+    """Their permits were given before the next key came."""
+    sent = []
+
+    class Server:
+        async def post(self, provider, body, **_):
+            sent.append(loop.time())
+            raise aiohttp.ServerDisconnectedError
+
+        async def aclose(self):
+            pass
+
+    async def key():
+        await asyncio.sleep(20.0 if sent else 0.0)
+        return token(30 + loop.time())
+
+    provider = OpenAI("m", base_url="http://127.0.0.1:9/v1", api_key=key)
+    provider.keys._wall = loop.time
+    limits = Limits(requests_per_minute=30, concurrency=100, retry=RetryPolicy(attempts=1))
+    transport = Transport(limits, clock=loop.time, connections=Server())
+    calls = (transport.call(provider, request()) for _ in range(100))
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert len(sent) == 100
+    for i, begin in enumerate(sent):
+        assert sum(begin <= one < begin + 60 for one in sent[i:]) <= 30

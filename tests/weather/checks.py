@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 BILLED = 3
 #: Consecutive texts that are refused before a run may end.
 STREAK = 20
+#: A run may end after so many without an answer.
+DEADLINES = 5
 #: Characters of a key that must not appear.
 PART = 8
 #: Bytes of an endless response that may be read.
@@ -68,6 +70,8 @@ def _may_end(world: Weather, run: int, error: Exception) -> bool:
         return True  # of that text
     if not any(sent.right for sent in world.sent if sent.run == 0):
         return True
+    if _deadlines(world) > DEADLINES:
+        return True
     streak = longest = 0
     for number, _, status in world.requests:
         streak = 0 if number or status == 200 else streak + 1
@@ -85,8 +89,6 @@ def labels(world: Weather) -> Iterator[str]:
         if i == 0:
             errors = [run.stopped, *(result.error for result in run.results.values())]
             over |= any(map(_meets_all, errors))
-            # headers that lie hold a second attempt up for longer than a call may take
-            lied = any("quota headers" in sent.names for sent in world.sent)
         over |= i == 0 and world.budget is not None
         for text in world.texts:
             result = run.results.get(text)
@@ -98,7 +100,8 @@ def labels(world: Weather) -> Iterator[str]:
                 # the error of a deadline is that of the latest attempt, if there was one
                 late = [error, error and (error.__cause__ or error.__context__)]
                 late = any(isinstance(one, (TimeoutError, CallTimeoutError)) for one in late)
-                held_up = not i and lied and late
+                # headers that lie, and calls that hang, hold a second attempt up until then
+                held_up = not i and late and _deadlines(world) > 1
                 if not over and not held_up and (i or text in world.healthy):
                     yield f"run {i}: no label for {text!r}: {error!r:.300}"
                 continue
@@ -106,6 +109,11 @@ def labels(world: Weather) -> Iterator[str]:
             known = hash_text(text) in world.stored
             if given != world.right[text] and (i == 0 or text in world.healthy or not known):
                 yield f"run {i}: {text!r} is labeled {given!r}, not {world.right[text]!r}"
+
+
+def _deadlines(world: Weather) -> float:
+    """Return how many deadlines the first run took."""
+    return world.runs[0].seconds / world.limits.retry.deadline
 
 
 def _meets_all(error: BaseException | None) -> bool:
