@@ -95,6 +95,10 @@ class BudgetAccount:
         """
         if self._spent is not other._spent:
             other.book(*self._spent)
+        if not other.bounded:
+            # without limits nothing is reserved, and booked
+            known = [meter.spent for meter in other.meters]
+            other._spent[:] = map(max, other._spent, map(sum, zip(*known, (0, 0, 0), strict=True)))
         other.meters |= self.meters
         other._limits, other.bounded = self._limits, self.bounded
         # the same sums, and the same queues
@@ -260,6 +264,11 @@ class Meter:
         totals = map(sum, zip(*marks, strict=True))
         counted: dict[str, Any] = dict(zip(_COUNTERS, totals, strict=False))
         return cls(**counted).since()
+
+    @property
+    def spent(self) -> Amounts:
+        """The sums that a budget limits, without what is unknown."""
+        return self.pico_usd, self.input_tokens + self.output_tokens, self.calls
 
     def mark(self) -> Mark:
         """Return the present counters, for `since`."""

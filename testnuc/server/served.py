@@ -169,8 +169,6 @@ class ServedSet:
     def use(self, nuc: TestNUC) -> None:
         """Label by another client from now on."""
         before, former, now = self._active(), self.nuc.learned, nuc.learned
-        # what one process spends, whatever it labels by
-        parts_of(nuc).transport.account.join(parts_of(self.nuc).transport.account)
         self._take(nuc)
         active = self._active()
         if active | {"since": before["since"]} != before:

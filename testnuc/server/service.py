@@ -21,6 +21,7 @@ from testnuc._base.checks import hash_text
 from testnuc._version import __version__
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import InvalidInputError, TestNUCError
+from testnuc.limits.budget import BudgetAccount
 from testnuc.report import render
 from testnuc.report.page import digest_of
 from testnuc.results import Results
@@ -114,6 +115,8 @@ class Service:
         self._page, self._rendering = page, asyncio.Lock()
         #: Label sets by name; "": the only one, which has none.
         self.sets: dict[str, ServedSet] = {}
+        #: Of every set that was ever served.
+        self._accounts: dict[str, BudgetAccount] = {}
         self.sets = self._served(nuc)
         folder = files("testnuc.server")
         self._static_pages = {
@@ -175,6 +178,10 @@ class Service:
         for name, nuc in clients.items():
             if served[name].nuc is not nuc:
                 served[name].use(nuc)
+            # what one process spends, whatever it labels by, also after it did not serve the set
+            account = parts_of(nuc).transport.account
+            account.join(self._accounts.get(name, account))
+            self._accounts[name] = account
         labels = {name: nuc.labels for name, nuc in clients.items()}
         self._facts = {
             "/openapi.json": openapi(labels, self.settings),

@@ -191,3 +191,19 @@ async def test_a_service_stays_with_one_set_or_with_several():
 
 def test_the_page_of_results_has_the_question_that_its_marks_belong_to():
     assert "Is it urgent?" in page_of(tickets(instructions="Is it urgent?"), [])
+
+
+async def test_what_was_spent_counts_where_a_set_comes_back_or_gets_a_budget():
+    first, other = tickets(k=0), moods()
+    async with served({"tickets": first, "moods": other}) as (service, session):
+        asked = {"texts": [f"where is my parcel, {n}" for n in range(3)]}
+        assert (await post(session, "tickets", asked))[0] == 200
+        limits = Limits(budget=Budget(calls=5, tokens=100_000))
+        async with tickets(k=0, limits=limits) as later, tickets(k=0, limits=limits) as last:
+            await service.use({"tickets": later, "moods": other})
+            left = (await sets(session))["tickets"]["budget_left"]
+            assert left["calls"] == 2
+            assert left["tokens"] < 100_000
+            await service.use({"moods": other})
+            await service.use({"tickets": last, "moods": other})
+            assert (await sets(session))["tickets"]["budget_left"] == left
