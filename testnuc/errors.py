@@ -1,40 +1,7 @@
-"""The exception hierarchy of testnuc.
-
-::
-
-    TestNUCError
-      InvalidInputError (ValueError)     an argument or a text is invalid; nothing was sent
-      ConfigurationError                 a key, a file or a setting is missing or invalid
-        MissingDependencyError (ImportError)   an optional package is not installed
-      ProviderError                      the LLM provider did not return a usable answer
-        AuthenticationError              401, 403, 407: invalid API key; stops the run*
-        UnknownModelError                404, 3xx: unknown model or endpoint; stops the run*
-        BadRequestError                  400, 413, 422 ..: request rejected; stops the run*
-          ContentRefusedError            the provider's content filter rejected this text
-        RateLimitedError                 429: too many requests
-          QuotaExceededError             429 that a retry cannot fix; stops the run
-        ServerError                      408, 409, 5xx
-          ProviderDownError              not sent, as the calls before it failed; in services
-        ConnectionFailedError            connection failed or closed before the full response
-        CallTimeoutError                 no full response within the deadline
-        NotAnsweredError                 the batch ended before this request was executed
-        ReplyError                       the response contains no readable label
-          RefusalError                   the model declined to answer
-          TruncatedReplyError            the output limit cut off the answer
-          EmptyReplyError                the response has no choice, or an empty one
-          UnreadableReplyError           the answer is not the requested JSON
-          MismatchedReplyError           ids of a packed answer are missing, duplicate or unknown
-      BudgetExceededError                the next call could exceed the budget; it was not sent
-        BudgetReservedError              what is left is reserved by calls in flight
-      EmbeddingError                     the embedder failed or returned unusable vectors
-      StoreError                         the store cannot be opened, read or written
+"""Exceptions, all of them a `TestNUCError`.
 
 Do not parse messages: the attributes of `ProviderError` hold status, request id and attempts. The
 only warning is `SmallPoolWarning`.
-
-Once other texts were answered, those marked with * are errors of single texts, and the run
-goes on. It stops when twenty calls in a row fail with a 401, 403, 404, 407 or redirect, as with an
-expired key.
 """
 
 from copy import copy

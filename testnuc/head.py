@@ -40,7 +40,6 @@ _VERSION = 1
 #: Texts whose probabilities are in memory at a time.
 _BLOCK = 4_096
 _TINY = np.float32(1e-4)
-_SURE = 0.9
 #: Sums and differences of such numbers are numbers.
 _LARGEST = 1e38
 #: Labels that are at least this probable are shown with a text that can have several.
@@ -119,8 +118,8 @@ class Head:
         self.trained_on = trained_on
         self.certificate = certificate
         self.sets = sets
-        proved = certificate is not None and bool(np.isfinite(certificate.trust))
-        self.least_trust = certificate.trust if certificate is not None and proved else _SURE
+        proved = certificate is not None and np.isfinite(certificate.trust)
+        self.least_trust = certificate.trust if certificate is not None and proved else 0.9
         self._embedder = None if isinstance(embedder, str) else embedder
         #: Whether the embedder was created here, and is closed here.
         self._own_embedder = False
@@ -284,13 +283,7 @@ class Head:
         return embedder
 
     def for_labels(self, labels: Sequence[str]) -> Int32s:
-        """Return the position of each of the head's labels in another order of the same labels.
-
-        Raises
-        ------
-        InvalidInputError
-            The label sets differ.
-        """
+        """Return the position of each of the head's labels in another order of the same labels."""
         if set(labels) != set(self.labels):
             ours, theirs = set(self.labels) - set(labels), set(labels) - set(self.labels)
             only = [f"{sorted(ours)[:3]} only in the head"] if ours else []
@@ -301,18 +294,7 @@ class Head:
         return np.array([labels.index(name) for name in self.labels], dtype=np.int32)
 
     def labels_of(self, vectors: Floats) -> Labels:
-        """Label embeddings, with one label or several each.
-
-        Parameters
-        ----------
-        vectors : float[n, dim]
-            Unit norm.
-
-        Returns
-        -------
-        Labels
-            Of the head's labels by position, with the trust of each text.
-        """
+        """Label embeddings, float[n, dim] of unit norm, by positions of the head's labels."""
         if vectors.ndim != 2 or vectors.shape[1] != self.dim:
             raise InvalidInputError(
                 f"the vectors have shape {vectors.shape}; the head takes [n, {self.dim}]"
@@ -374,8 +356,7 @@ class Head:
         """
         given, started = list(values(texts)), perf_counter()
         for at, text in enumerate(given):
-            problem = valid_text(text)
-            if problem is not None:
+            if (problem := valid_text(text)) is not None:
                 raise InvalidInputError(f"text {at} {problem}")
         vectors, errors = self._embedded(given)
         rows = []

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import orjson
 
-from testnuc._base.checks import hash_text, is_chance, names_of
+from testnuc._base.checks import hash_text, is_chance, names_of, valid_text, values
 from testnuc._base.display import shown
 from testnuc.errors import InvalidInputError, StoreError
 from testnuc.label_matching import fold_case, fold_punctuation, typo_of
@@ -153,16 +153,6 @@ class LabelSet:
         match without regard to punctuation, except where it can carry the meaning (C#, A-, 1.5); a
         unique match but for a letter that is missing, or too many, inside one word of five letters
         or more. A reply that matches none is never replaced by a default label.
-
-        Parameters
-        ----------
-        said : str
-            The label as the LLM returned it.
-
-        Returns
-        -------
-        int or None
-            Position in `names`.
         """
         exact = self._index.get(said)
         if exact is not None or len(said) > self._too_long:
@@ -176,13 +166,7 @@ class LabelSet:
         return None if place < 0 else place
 
     def same(self, said: str) -> int | None:
-        """Return the position of the label that `said` is, but for case and punctuation, or None.
-
-        Parameters
-        ----------
-        said : str
-            A whole reply.
-        """
+        """Return the position of the label that a whole reply is, but for case and punctuation."""
         if len(said) > self._too_long:
             return None
         case = fold_case(said)
@@ -223,18 +207,7 @@ class LabelSet:
         return SEPARATOR.join(name for name in self.names if name in given)
 
     def predicted(self, answer: Answer) -> Prediction:
-        """Convert an answer to a prediction.
-
-        Parameters
-        ----------
-        answer : Answer
-            The model's answer for a text.
-
-        Returns
-        -------
-        Prediction
-            Its label is None if the answer matches no label of the set.
-        """
+        """Return an answer as a prediction, without a label if it matches none of the set."""
         if self.multilabel:
             return self._several(answer.stated)
         index = self.match(answer.label)
@@ -243,13 +216,7 @@ class LabelSet:
         return Prediction(label, answer.confidence, said)
 
     def restored(self, prediction: Prediction) -> Prediction:
-        """Return a prediction as it was before `as_stored`.
-
-        Parameters
-        ----------
-        prediction : Prediction
-            Without `said`, its `label` is a known label: labels in one string.
-        """
+        """Return a prediction as it was before `as_stored`."""
         if not self.multilabel or prediction.stated is not None:
             return prediction
         if prediction.said is not None:
@@ -386,20 +353,8 @@ def _check_several(names: Sequence[str], none_label: str | None) -> None:
 
 
 def _parse_labels(labels: Sequence[str] | Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    if isinstance(labels, str | bytes):
-        raise InvalidInputError(
-            f"labels is a string, {labels!r:.80}; pass a list of labels, such as "
-            '["refund", "card lost"].'
-        )
-    if isinstance(labels, set | frozenset):
-        raise InvalidInputError(
-            "labels is a set, whose order changes from process to process: the prompt would "
-            "change, and stored answers would not be found. Pass a list, such as sorted(labels)."
-        )
-    try:
-        names = list(labels)
-    except TypeError:
-        raise InvalidInputError(f"labels must be a list of strings, got {labels!r:.80}.") from None
+    # no set: its order, and so the prompt, would change from process to process
+    names = list(values(labels, "labels", ordered=True))
     seen: set[str] = set()
     for name in names:
         _check_name(name, "label")
@@ -413,20 +368,11 @@ def _parse_descriptions(labels: Mapping[str, object]) -> dict[str, str]:
     """Return the non-blank descriptions, each on one line."""
     descriptions: dict[str, str] = {}
     for name, description in labels.items():
-        if description is None:
+        if description is None or (isinstance(description, str) and not description.strip()):
             continue
-        if not isinstance(description, str):
-            raise InvalidInputError(
-                f"the description of label {name!r} is {shown(description)}, not a string; a "
-                "mapping of labels is label -> description."
-            )
-        if any("\ud800" <= character <= "\udfff" for character in description):
-            raise InvalidInputError(
-                f"the description of label {name!r} contains a lone surrogate (half a character); "
-                "check how the text was decoded."
-            )
-        if description.strip():
-            descriptions[name] = " ".join(description.split())
+        if (problem := valid_text(description)) is not None:
+            raise InvalidInputError(f"the description of label {name!r} {problem}")
+        descriptions[name] = " ".join(str(description).split())
     return descriptions
 
 

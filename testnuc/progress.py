@@ -14,12 +14,8 @@ from testnuc.types import Usage, error_text
 
 __all__ = ["BarProgress", "LineProgress", "Observer", "Silent", "display_of", "start_progress"]
 
-#: Seconds between lines.
-_LINE = 10.0
 #: Seconds for which the last error is shown: longer than retries back off.
 _RECENT = 120.0
-#: Most characters of an error.
-_ERROR = 160
 
 
 class Observer(Protocol):
@@ -80,7 +76,7 @@ class LineProgress:
     """Prints a line to stderr every ten seconds, also while nothing is answered."""
 
     #: Seconds between updates.
-    every = _LINE
+    every = 10.0
 
     def __init__(
         self, usage: Callable[[], Usage], *, clock: Callable[[], float] = time.monotonic
@@ -179,7 +175,7 @@ class LineProgress:
             # the rate before is that of embedding
             parts.append(f"{self.done:,} asked")
         if self._error is not None and now - self._noted < _RECENT:
-            parts.append(f"last error: {one_line(error_text(self._error) or '', _ERROR)}")
+            parts.append(f"last error: {one_line(error_text(self._error) or '', 160)}")
         return ", ".join(parts)
 
     def _update(self) -> None:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Results", "cost", "figures", "outcome", "read_results", "run_record"]
 
-#: Rows shown in a notebook.
-_SHOWN = 10
 #: The only field of the record that describes the run instead of a text.
 _RUN = "nuc_run"
 #: Attributes of results that are texts in that record.
@@ -492,7 +490,7 @@ class Results(Listed[Classification]):
                 ("seconds", f"{self.seconds:.1f}"),
             ],
         )
-        shown = [(row.label, row.trust, row.own_label, row.text) for row in self[:_SHOWN]]
+        shown = [(row.label, row.trust, row.own_label, row.text) for row in self[:10]]
         more = len(self) - len(shown)
         tail = f"<p>and {more:,} more</p>" if more else ""
         return summary + grid(["label", "trust", "the LLM said", "text"], shown) + tail

@@ -22,8 +22,6 @@ T = TypeVar("T")
 _CELLS = 1_000_000
 #: Pairs of labels that are printed.
 _PAIRS = 15
-#: Characters of a text in a line.
-_WIDTH = 90
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,7 @@ class Comparison(Brief):
         for one, other, texts in self.pairs[:_PAIRS]:
             lines.append(f"{texts:>7,}  {one or 'no label'} -> {other or 'no label'}")
             alike = (a.text for a, b in self.differing if (a.label, b.label) == (one, other))
-            lines += [f"         {one_line(text, _WIDTH)}" for text in islice(alike, examples)]
+            lines += [f"         {one_line(text, 90)}" for text in islice(alike, examples)]
         if more := len(self.pairs[_PAIRS:]):
             lines.append(f"         and {more} more pairs of labels")
         return "\n".join(lines)

@@ -40,9 +40,6 @@ with needing("testnuc.sklearn needs scikit-learn: pip install 'testnuc[sklearn]'
 
 __all__ = ["HeadClassifier", "TestNUCClassifier"]
 
-#: Parameters that are not passed to `Components` by name.
-_OWN = frozenset({"labels", "store"})
-
 
 @dataclass(eq=False, repr=False)
 class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -258,8 +255,10 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self._fitted = fitted
 
     def _client_arguments(self, labels: Any) -> dict[str, Any]:
-        given = {n: v for n, v in self.get_params(deep=False).items() if n not in _OWN}
-        return client_arguments({**given, "labels": labels})
+        given = self.get_params(deep=False) | {"labels": labels}
+        # `_Fitted` has a store of its own
+        del given["store"]
+        return client_arguments(given)
 
     def _classes(self, gold: list[Any] | None) -> tuple[Array, Any]:
         """Return the sorted classes, and the labels that the LLM chooses from."""
@@ -428,8 +427,6 @@ class _Fitted(TestNUC):
 
 def _column(texts: Any) -> list[str]:
     """Return the texts of a list, a Series, or a table with one column."""
-    if isinstance(texts, str | bytes):
-        raise InvalidInputError(f"X is one string ({texts[:40]!r}); give a list of texts")
     shape: tuple[int, ...] = getattr(texts, "shape", ())
     if len(shape) == 2:
         if shape[1] != 1:

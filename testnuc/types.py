@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Self
 
 from testnuc._base.display import Brief, columns, cut, facts, grid
@@ -388,11 +389,8 @@ UNKNOWN = Usage(input_tokens=None, cached_tokens=None, output_tokens=None, usd=N
 
 def _listed(labels: Sequence[str], numbers: Sequence[float | None] = ()) -> str:
     """Return labels in words, each with its number if it has one."""
-    padded = (*numbers, *[None] * (len(labels) - len(numbers)))
-    words = [
-        repr(label) + ("" if number is None else f" {number:.2f}")
-        for label, number in zip(labels, padded, strict=True)
-    ]
+    pairs = zip_longest(labels, numbers)
+    words = (repr(label) + ("" if n is None else f" {n:.2f}") for label, n in pairs)
     return ", ".join(words) or "none"
 
 

@@ -79,9 +79,9 @@ def test_none_label_joins_the_set():
 @pytest.mark.parametrize(
     ("labels", "says"),
     [
-        ("refund", "list of labels"),
-        (b"refund", "list of labels"),
-        (7, "list of strings"),
+        ("refund", "give a list"),
+        (b"refund", "give a list"),
+        (7, "give a list"),
         ([], "at least two"),
         (["a"], "at least two"),
         (["a", "a"], "duplicate label"),
@@ -339,7 +339,7 @@ def test_prose_is_no_label():
 
 @pytest.mark.parametrize("kind", [set, frozenset])
 def test_a_set_of_labels_is_refused_because_its_order_changes(kind):
-    with pytest.raises(InvalidInputError, match=r"order changes.*sorted\(labels\)"):
+    with pytest.raises(InvalidInputError, match="give a list"):
         LabelSet(kind(["refund", "delivery"]))
     assert LabelSet({"refund": "", "delivery": ""}.keys()).names == ("refund", "delivery")
 

@@ -217,7 +217,7 @@ def test_texts_without_a_label_are_not_learned_from(llm, missing):
 def test_errors_are_raised_before_anything_is_sent(llm):
     fine = classifier(llm)
     for texts, labels, message in (
-        ("one text", None, "X is one string"),
+        ("one text", None, "X is 'one text'; give a list"),
         ([], None, "X has no text"),
         (["a", ""], None, "text 1 is empty"),
         (np.zeros((3, 2)), None, r"X has shape \(3, 2\)"),

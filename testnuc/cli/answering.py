@@ -31,8 +31,6 @@ _NONE = ("0", "-")
 #: Labels that are listed at the start; when the beginning of a label is ambiguous.
 _ALL = 30
 _LISTED = 8
-#: Neighbors that are shown with a text.
-_NEIGHBORS = 3
 
 
 class ReviewFile:
@@ -122,7 +120,7 @@ def _show(item: ReviewItem, *, numbered: bool, of: int) -> list[str]:
     labels = [label for label, _ in item.candidates if label is not None]
     text = "\n".join(map(printable, item.text.splitlines()))
     to_stderr(f"\n{item.index + 1} of {of}: {text}")
-    for near in item.neighbors[:_NEIGHBORS]:
+    for near in item.neighbors[:3]:
         label = f", {near.label}" if near.label else ""
         to_stderr(f"    near ({near.similarity:.2f}{label}): {one_line(near.text, 80)}")
     for number, label in enumerate(labels, 1):
@@ -172,10 +170,8 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
+    "Content-Type": "text/html; charset=utf-8",
 }
-_HTML = "text/html; charset=utf-8"
-#: Seconds for a response that is being sent when the page is closed.
-_CLOSING = 2.0
 
 
 def judge_on_page(review: Review, path: str, *, open_page: bool | None) -> bool:
@@ -253,7 +249,7 @@ class _Page:
         app.router.add_get(base, self._page)
         app.router.add_post(f"{base}judgments", self._judged)
         app.router.add_post(f"{base}done", self._done)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=_CLOSING)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
         await runner.setup()
         try:
             await web.TCPSite(runner, _HOST, 0).start()
@@ -292,7 +288,7 @@ class _Page:
         name = Path(self._file.path).name
         page = render(None, review=self._review, file=name, title=f"testnuc: {name}", live=True)
         content = page.encode("utf-8", "replace")
-        return web.Response(body=content, headers=_HEADERS | {"Content-Type": _HTML})
+        return web.Response(body=content, headers=_HEADERS)
 
     async def _judged(self, request: web.Request) -> web.Response:
         """Take a list of [position, whether it is judged, the answer]."""

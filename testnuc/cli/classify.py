@@ -40,8 +40,6 @@ Prepare: TypeAlias = Callable[..., Awaitable[int]]
 
 #: Options that tell the runs in a store apart.
 _OF_STORE = ("labels", "model", *OF_ANSWERS)
-#: Fraction of the texts that a referee labels.
-_ESCALATED = 0.1
 
 
 def run(given: SimpleNamespace) -> None:
@@ -114,7 +112,7 @@ def _share_of(escalate: str | None, referee: str | None, *, several: bool) -> fl
     """Return the fraction of the texts to escalate: of "10%" or "0.1"."""
     if escalate is None:
         # several labels are not escalated: the referee judges texts drawn at random
-        return 0.0 if several else _ESCALATED
+        return 0.0 if several else 0.1
     if referee is None:
         raise InvalidInputError("--escalate needs --referee MODEL, the model that labels that part")
     given = escalate.strip()

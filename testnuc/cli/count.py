@@ -33,11 +33,8 @@ from testnuc.trust.audit import Audit, AuditWeek, audited, is_audit, review_of, 
 from testnuc.trust.counts import Counts, counted
 from testnuc.trust.review import Review
 
-#: Of dates with slashes or hyphens; the time that follows a date.
+#: Of dates with slashes or hyphens.
 _ORDERS = ("%d-%m-%Y", "%m-%d-%Y")
-_TIME = re.compile(r"(?<=\d)[ ,T].*")
-_MONTH = re.compile(r"\d{4}-\d\d")
-_SHORT_YEAR = re.compile(r"\d\d?([-./])\d\d?\1\d\d")
 #: Different dates that are perhaps not meant as groups.
 _MANY = 50
 #: Rows of most groups, where one of a single row is told: its date may be mistyped.
@@ -108,10 +105,10 @@ def groups_of(table: Table, column: str, period: str | None) -> list[str | None]
     """Return the group of each row, or the period of its date; None: the cell is empty."""
     require_column(table.file, table.columns, column, "name one of them", option="--by")
     cells = ["" if (value := row.get(column)) is None else str(value) for row in table.rows]
-    # as it is written, in any time zone
-    days = [_TIME.sub("", cell.strip()) for cell in cells]
+    # without the time: as it is written, in any time zone
+    days = [re.sub(r"(?<=\d)[ ,T].*", "", cell.strip()) for cell in cells]
     if period in {"year", "quarter", "month"}:
-        days = [f"{day}-01" if _MONTH.fullmatch(day) else day for day in days]
+        days = [f"{day}-01" if re.fullmatch(r"\d{4}-\d\d", day) else day for day in days]
     if period is None:
         dates = {*days} - {""}
         if len(dates) > _MANY and all(any(_date(day, of) for of in _ORDERS) for day in dates):
@@ -139,7 +136,8 @@ def _dates(days: Sequence[str], column: str) -> dict[str, Any]:
     wrong = {*unread} or {day for day in first if first[day] != second[day]}
     rows = [row for row, day in enumerate(days, 1) if day in wrong]
     one = days[rows[0] - 1]
-    short = " (a year needs four digits)" if _SHORT_YEAR.fullmatch(one) else ""
+    is_short = re.fullmatch(r"\d\d?([-./])\d\d?\1\d\d", one)
+    short = " (a year needs four digits)" if is_short else ""
     raise InvalidInputError(
         f"the column {column!r}, row {rows[0]}: {one[:40]!r} {problem}{short}; such cells: "
         f"{len(rows):,}; --period takes dates such as 2026-03-31, 31.3.2026 or, where other dates "
@@ -167,14 +165,6 @@ def write_counts(counts: Counts, output: str, **facts: str | None) -> None:
         data = csv_of([*records[0]], cells).encode()
     write_whole(output, [data])
     to_stderr(f"{len(counts):,} counts, written to {output}")
-
-
-#: Seconds after which a week that is over does not get more texts.
-_LATE = 3_600.0
-#: Characters of the labels of a set that are shown.
-_LINE = 80
-#: Exit code of an alarm.
-_ALARM = 3
 
 
 def audit(given: SimpleNamespace) -> None:
@@ -208,7 +198,7 @@ def audit(given: SimpleNamespace) -> None:
     if given.output is not None:
         write_counts(found.counts, given.output)
     if found.moves:
-        raise typer.Exit(_ALARM)
+        raise typer.Exit(3)
 
 
 async def _read(store: str, chosen: str | None) -> tuple[list[AuditWeek], AuditWeek | None]:
@@ -219,7 +209,7 @@ async def _read(store: str, chosen: str | None) -> tuple[list[AuditWeek], AuditW
     if not every:
         raise InvalidInputError("no text is set aside; run `testnuc serve` with --audit 20/week")
     last = every[-1]
-    listed = one_line(", ".join(last.labels), _LINE)
+    listed = one_line(", ".join(last.labels), 80)
     digest = labels_hash(last.labels, last.context.descriptions)
     shown = f"{len(last.labels)} labels ({listed}), labels_hash {digest}"
     if chosen is not None:
@@ -234,7 +224,8 @@ async def _read(store: str, chosen: str | None) -> tuple[list[AuditWeek], AuditW
     known = [week for week in every if week.key("") == last.key("")]
     if chosen is None and len(known) < len(every):
         to_stderr(f"note: of several label sets, the latest has {shown}; for another: --labels")
-    over = week_of(time.time() - _LATE)
+    # a week that is over gets more texts for less than an hour
+    over = week_of(time.time() - 3_600)
     return [w for w in known if w.week < over], next((w for w in known if w.week >= over), None)
 
 

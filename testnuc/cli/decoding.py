@@ -13,7 +13,6 @@ from testnuc.errors import InvalidInputError
 
 #: Delimiters of CSV files, most common first.
 DELIMITERS = (",", ";", "\t", "|")
-_NAMES = {"\t": "tab"}
 #: What spreadsheets of Western Europe and America write, if not UTF-8.
 _OFFICE = "cp1252"
 _MARKS = (
@@ -26,8 +25,6 @@ _MARKS = (
 )
 #: "utf-7" and "unicode_escape" can give halves of characters, which no file can hold.
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
-#: Bytes that are searched for the zeros of UTF-16 without a mark.
-_PROBE = 4_096
 #: Characters and rows that are parsed to recognize a delimiter.
 _SAMPLE, _ROWS = 65_536, 50
 #: Empty cells that a table may have beside twice as many as it has filled.
@@ -85,7 +82,7 @@ def _checked(encoding: str) -> str:
 
 
 def _recognized(raw: bytes, name: str) -> str:
-    start = raw[:_PROBE]
+    start = raw[:4_096]
     if b"\0" in start:
         # Latin letters in UTF-16 have a zero in each second byte
         even, odd = start[::2].count(0), start[1::2].count(0)
@@ -151,7 +148,7 @@ def delimiter_of(content: str, wanted: Sequence[str]) -> str:
 
 def named(delimiter: str) -> str:
     """Return how a message names a delimiter."""
-    return _NAMES.get(delimiter, f"'{delimiter}'")
+    return "tab" if delimiter == "\t" else f"'{delimiter}'"
 
 
 def require_filled(file: str, columns: int, rows: int, filled: int) -> None:

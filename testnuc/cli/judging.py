@@ -41,8 +41,6 @@ from testnuc.types import Classification
 
 #: Edits that contradict so many earlier judgments, and over one in so many, are a mistake.
 _CONTRADICTED, _CONTRADICTED_PART = 10, 3
-#: Texts that are shown where a label may be missing.
-_EXAMPLES = 3
 #: Draws to certify of which the command does not say that fewer at a time prove more.
 _AT_ONCE = 60
 
@@ -230,7 +228,7 @@ async def learn(given: SimpleNamespace) -> None:
             "note: marked texts were chosen, not drawn, so they correct and train, but prove "
             "nothing; draw some with `testnuc review`, or give --at-random if they were drawn"
         )
-    if unfit := [repr(judgment.text[:60]) for judgment in learned.unfit_among()[0][-_EXAMPLES:]]:
+    if unfit := [repr(judgment.text[:60]) for judgment in learned.unfit_among()[0][-3:]]:
         to_stderr(f"note: a label may be missing: no label fits {', '.join(unfit)}, as you judged")
     if output is None or table is None or found is None:
         to_stderr("it labels all later texts, too; to write these with their new labels, add -o")

@@ -48,9 +48,6 @@ _MARKS = {
     b"PK\x03\x04": "an Excel workbook, perhaps; name it .xlsx",
     b"PAR1": "a Parquet file; name it .parquet",
 }
-_WORD = re.compile(r'[^\s,;|"]+')
-#: Characters of an example of what was decoded.
-_EXAMPLE = 20
 
 
 @dataclass(frozen=True)
@@ -209,8 +206,8 @@ def _about_encoding(file: str, content: str, encoding: str) -> str:
     """Return how a file was decoded, with an example by which to see an error."""
     line = f"note: {file} is read as {encoding}"
     if encoding == "cp1252":
-        words = (found[0] for found in _WORD.finditer(content) if not found[0].isascii())
-        example = next(words, "")[:_EXAMPLE]
+        words = re.finditer(r'[^\s,;|"]+', content)
+        example = next((word[0] for word in words if not word[0].isascii()), "")[:20]
         line += f", as in {example!r}; if that looks wrong, save it as UTF-8"
     return line
 

@@ -27,8 +27,6 @@ from testnuc.stores.export import Record
 
 #: Names of counted records, in order of output.
 _COUNTED = {"prediction": "predictions", "text": "texts", "vector": "other vectors"}
-#: Digits of an id that are shown; enough to be unique.
-_SHOWN = 12
 
 
 async def export(given: SimpleNamespace) -> None:
@@ -205,7 +203,7 @@ def _line(state: BatchState) -> str:
         status = status if state.error is None else "unknown"
     done = batch.usage.calls if batch.usage is not None else None if remote is None else remote.done
     parts = [
-        batch.id.hex()[:_SHOWN],
+        batch.id.hex()[:12],
         f"{status:<13}",
         f"{'' if done is None else f'{done:,} of '}{batch.requests:,}".rjust(17),
         f"{batch.facts.get('provider')}/{batch.facts.get('model')}",

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 #: Approximate bytes of distinct texts in a block.
 _BLOCK_BYTES = 64 << 20
-_BLOCKS_PER_CPU = 2
 #: Arguments of `TestNUC` that a job does not support, and why.
 _REFUSED = {
     "join_pool": "all texts of the dataset are each other's neighbors",
@@ -176,7 +175,7 @@ def classify_dataset(
         texts = dataset.map_batches(
             hash_texts, batch_format="pyarrow", fn_kwargs={"column": column, "labeler": labeler}
         ).materialize()
-        blocks = _BLOCKS_PER_CPU * int(cpus)
+        blocks = 2 * int(cpus)
         blocks = max(blocks, -(-texts.size_bytes() // _BLOCK_BYTES))
         # finished before the next stages start, whose actors would take its CPUs
         groups = texts.groupby("hash", num_partitions=blocks)

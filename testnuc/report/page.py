@@ -144,13 +144,10 @@ def _asset(name: str) -> str:
     return (files("testnuc.report") / name).read_text(encoding="utf-8")
 
 
-#: What a label cannot mean.
-_NOT_IN_LABELS = ("link", "image", "autolink", "emphasis", "entity")
-
-
 def page_of(markdown: str, title: str) -> str:
     """Return the page of the Markdown that `TestNUC.describe` writes; labels may be hostile."""
-    reader = MarkdownIt("commonmark", {"html": False}).enable("table").disable([*_NOT_IN_LABELS])
+    not_meant = ["link", "image", "autolink", "emphasis", "entity"]
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table").disable(not_meant)
     return _filled("plain.html", {"title": escape(title), "body": reader.render(markdown)})
 
 
@@ -158,8 +155,7 @@ _BINS = 10
 #: Most pairs of labels that are listed.
 _PAIRS = 12
 #: The head of the review queue: this many texts, or this part of them if that is more.
-_REVIEWS = 20
-_REVIEWED = 0.1
+_REVIEWS, _REVIEWED = 20, 0.1
 #: Names on the page -> fields of a row.
 _NUMBERS = {"t": "trust", "s": "share", "m": "margin", "f": "own_confidence"}
 _JUDGES = frozenset({"person", "referee"})

@@ -25,7 +25,6 @@ _log = logging.getLogger("testnuc.access")
 
 #: Header of the id of a request, from the caller or made here.
 REQUEST_ID = "X-Request-ID"
-_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 #: Random in each process, then counted: reading random bytes costs 20 us of a request.
 _PROCESS, _COUNT = secrets.token_hex(8), count(1)
 #: Requests of load balancers and monitors, which would fill the log.
@@ -39,7 +38,6 @@ _KEY = web.RequestKey("id", str)
 _CALLER = web.RequestKey("caller", Caller)
 #: Seconds over which throughput is averaged.
 _MEMORY = 10.0
-_LONGEST = 60
 #: Most bytes of all unfinished bodies, or as many bodies of the largest size.
 _LEAST_BYTES, _LEAST_BODIES = 64 * 1024 * 1024, 4
 #: Bytes at the start of a body that do not count, so that small requests are always accepted: the
@@ -53,7 +51,7 @@ def request_id(request: web.Request) -> str:
     if _KEY not in request:
         given = request.headers.get(REQUEST_ID)
         # a log line must not hold what a caller can forge
-        plain = given is not None and _ID.fullmatch(given)
+        plain = given is not None and re.fullmatch(r"[A-Za-z0-9._:/+=-]{1,128}", given)
         request[_KEY] = given if given and plain else f"{_PROCESS}{next(_COUNT):016x}"
     return request[_KEY]
 
@@ -234,7 +232,7 @@ class Queue:
         """Return the whole seconds until there is room, at the present throughput."""
         throughput = self._recent(time.monotonic()) / _MEMORY
         wanted = self.pending + texts - self.limit
-        return min(max(1, math.ceil(wanted / throughput)), _LONGEST) if throughput > 0 else 1
+        return min(max(1, math.ceil(wanted / throughput)), 60) if throughput > 0 else 1
 
     def _recent(self, now: float) -> float:
         return self._done * math.exp((self._since - now) / _MEMORY)

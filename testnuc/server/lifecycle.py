@@ -18,13 +18,9 @@ from testnuc.server.service import Service
 _log = logging.getLogger("testnuc.server")
 _http = logging.getLogger("testnuc.http")
 
-#: Length of the accept queue; the system may allow less.
-_BACKLOG = 1_024
 #: With more connections, the one that has been idle, or has not sent its request, for longest is
 #: closed. A process has a limit of open files, too; part of it is for stores and providers.
 _MOST_CONNECTIONS, _PART_OF_FILES = 4_096, 0.75
-#: Seconds to send finished responses.
-_LAST_BYTES = 5.0
 
 
 def _without_content(record: logging.LogRecord) -> bool:
@@ -63,7 +59,7 @@ async def serve(
         # a disconnected client cancels its calls
         handler_cancellation=True,
         keepalive_timeout=settings.idle_timeout,
-        shutdown_timeout=_LAST_BYTES,
+        shutdown_timeout=5.0,
         auto_decompress=False,
     )
     await runner.setup()
@@ -75,7 +71,7 @@ async def serve(
         accept = partial(_accept, service, runner.server, _most_connections())
         try:
             server = await asyncio.get_running_loop().create_server(
-                accept, settings.host, settings.port, backlog=_BACKLOG
+                accept, settings.host, settings.port, backlog=1_024
             )
         except OSError as exc:
             raise ConfigurationError(

@@ -120,8 +120,6 @@ _log = logging.getLogger("testnuc.server")
 Failed: TypeAlias = dict[str, list[Exception]]
 #: Seconds that a request waits for a call that tries a provider which is down.
 _FOR_PROBE = 10.0
-#: Results kept for the page.
-_RECENT = 1_000
 #: What is noted of a run, and changes no question to the LLM.
 _NOT_ASKED = ("k", "policy", "answered", "former")
 
@@ -136,8 +134,8 @@ class ServedSet:
         self, nuc: TestNUC, settings: ServerSettings, metrics: Metrics, place: dict[str, str]
     ) -> None:
         self._metrics, self._place = metrics, place
-        #: The latest results, newest last.
-        self.recent: deque[Classification] = deque(maxlen=_RECENT)
+        #: The latest results, newest last, for the page.
+        self.recent: deque[Classification] = deque(maxlen=1_000)
         #: Texts that are set aside; None: none are.
         self.audit = None if settings.audit is None else TrafficSample(nuc, settings.audit)
         self._before: dict[str, Any] | None = None

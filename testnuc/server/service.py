@@ -51,8 +51,6 @@ _log = logging.getLogger("testnuc.server")
 
 Status: TypeAlias = Literal["starting", "ready", "failing", "paused", "draining"]
 
-#: Names of label sets, which are parts of a path.
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 #: Seconds after which refused scrapes are logged again.
 _AGAIN = 600.0
 _NDJSON = "application/x-ndjson"
@@ -164,7 +162,8 @@ class Service:
     def _served(self, given: TestNUC | Mapping[str, TestNUC]) -> dict[str, ServedSet]:
         """Return label sets with these clients; sets that were served go on with theirs."""
         clients = given if isinstance(given, Mapping) else {"": given}
-        wrong = [name for name in clients if self._several and not _NAME.fullmatch(name)]
+        named = [*clients] if self._several else []
+        wrong = [name for name in named if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name)]
         if wrong or not clients or isinstance(given, Mapping) != self._several:
             raise InvalidInputError(
                 f"label sets are named {wrong or list(clients)}; name each with letters, digits, - "

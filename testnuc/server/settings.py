@@ -13,9 +13,6 @@ from testnuc.errors import ConfigurationError, InvalidInputError
 _log = logging.getLogger("testnuc.server")
 
 _LEAST_TOKEN = 16
-#: Texts a week that are set aside; they are one row of the store.
-_MOST_AUDITED = 1_000
-_ORIGIN = re.compile(r"https?://[^/\s,]+")
 _COUNTS = ("max_body", "max_texts", "max_text_chars", "max_pending")
 _SECONDS = ("body_timeout", "idle_timeout", "request_timeout", "drain_timeout")
 #: What a line of tokens may end with: texts a minute.
@@ -67,7 +64,8 @@ class ServerSettings:
             checked_whole(name, getattr(self, name), least=1)
         checked_whole("port", self.port, least=0, most=65_535)
         if self.audit is not None:
-            checked_whole("audit", self.audit, least=1, most=_MOST_AUDITED)
+            # they are one row of the store
+            checked_whole("audit", self.audit, least=1, most=1_000)
         for name in (*_SECONDS, "grace"):
             checked_positive(name, getattr(self, name), zero=name == "grace")
         if not isinstance(self.host, str) or not self.host:
@@ -94,7 +92,7 @@ class ServerSettings:
                 "could spend your money; set a token, or name the origins"
             )
         for origin in self.cors_origins:
-            if origin != "*" and not _ORIGIN.fullmatch(origin):
+            if origin != "*" and not re.fullmatch(r"https?://[^/\s,]+", origin):
                 raise InvalidInputError(
                     f"cors_origin is {origin!r}; give a scheme and a host, such as "
                     "https://desk.example, or *"

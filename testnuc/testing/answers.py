@@ -29,7 +29,6 @@ WRONG_LABEL = "zqx no such label"
 
 _BEFORE = "Sure! I read the samples with care. Here is the result:\n\n```json\n"
 _AFTER = "\n```\n\nLet me know if you need anything else."
-_REFUSAL = "I'm sorry, but I can't help with that."
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -121,7 +120,7 @@ def compose(
     around it.
     """
     if fault == "refusal":
-        return Content(_REFUSAL, "refusal")
+        return Content("I'm sorry, but I can't help with that.", "refusal")
     if fault == "empty-choices":
         return Content("", "empty")
     if fault == "wrong-label":

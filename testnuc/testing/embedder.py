@@ -10,7 +10,6 @@ import numpy as np
 from testnuc._base.arrays import Float32s, Float64s, Int64s
 from testnuc.errors import InvalidInputError
 
-_WORD = re.compile(r"\w+")
 # texts per event-loop iteration: a few milliseconds
 _CHUNK = 256
 _MAX_WORDS = 50_000
@@ -68,7 +67,7 @@ class HashEmbedder:
         if len(self._words) > _MAX_WORDS:
             self._words.clear()
         total = np.zeros(self.dim, dtype=np.int64)
-        for word in _WORD.findall(text.casefold()):
+        for word in re.findall(r"\w+", text.casefold()):
             known = self._words.get(word)
             total += self._add_word(word) if known is None else known
         square = int(total @ total)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import orjson
 
+from testnuc.protocols import TokenUsage
 from testnuc.testing.answers import Content
 from testnuc.testing.faults import RateLimitWindow, status_of
 from testnuc.testing.server import Response
@@ -43,18 +44,6 @@ class Prompt:
     labels: tuple[str, ...] = ()
     #: Whether the prompt cache is enabled; Anthropic requires an explicit marker.
     cached: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Tokens of a call, as reported."""
-
-    #: All input tokens, including cached ones.
-    input: int
-    output: int
-    #: Input tokens read from the prompt cache, and written to it.
-    cached: int = 0
-    written: int = 0
 
 
 @dataclass(eq=False)
@@ -110,7 +99,7 @@ class _OpenAI:
         )
 
     def success(
-        self, number: int, prompt: Prompt, content: Content, tokens: Tokens | None
+        self, number: int, prompt: Prompt, content: Content, tokens: TokenUsage | None
     ) -> bytes:
         refused = content.finish == "refusal"
         choice = {
@@ -134,10 +123,10 @@ class _OpenAI:
         }
         if tokens is not None:
             body["usage"] = {
-                "prompt_tokens": tokens.input,
-                "completion_tokens": tokens.output,
-                "total_tokens": tokens.input + tokens.output,
-                "prompt_tokens_details": {"cached_tokens": tokens.cached},
+                "prompt_tokens": tokens.input_tokens,
+                "completion_tokens": tokens.output_tokens,
+                "total_tokens": tokens.input_tokens + tokens.output_tokens,
+                "prompt_tokens_details": {"cached_tokens": tokens.cached_tokens},
                 "completion_tokens_details": {"reasoning_tokens": 0},
             }
         return orjson.dumps(body)
@@ -208,7 +197,7 @@ class _Anthropic:
     _STOPS: ClassVar = {"length": "max_tokens", "refusal": "refusal"}
 
     def success(
-        self, number: int, prompt: Prompt, content: Content, tokens: Tokens | None
+        self, number: int, prompt: Prompt, content: Content, tokens: TokenUsage | None
     ) -> bytes:
         block: dict[str, Any] = {"type": "text", "text": content.text}
         stop = self._STOPS.get(content.finish, "end_turn")
@@ -222,11 +211,12 @@ class _Anthropic:
             "stop_sequence": None,
         }
         if tokens is not None:
+            cached, written = tokens.cached_tokens, tokens.cache_write_tokens
             body["usage"] = {
-                "input_tokens": tokens.input - tokens.cached - tokens.written,
-                "cache_creation_input_tokens": tokens.written,
-                "cache_read_input_tokens": tokens.cached,
-                "output_tokens": tokens.output,
+                "input_tokens": tokens.input_tokens - cached - written,
+                "cache_creation_input_tokens": written,
+                "cache_read_input_tokens": cached,
+                "output_tokens": tokens.output_tokens,
             }
         return orjson.dumps(body)
 

@@ -9,6 +9,7 @@ import orjson
 
 from testnuc._base.display import shown
 from testnuc.prompts.writing import samples_in
+from testnuc.protocols import TokenUsage
 from testnuc.testing.answers import (
     AnswerOf,
     Content,
@@ -24,7 +25,6 @@ from testnuc.testing.formats import (
     OPENAI,
     ErrorResponse,
     Prompt,
-    Tokens,
     WireFormat,
     count_tokens,
     error_of_fault,
@@ -299,25 +299,25 @@ class LoopbackLLM(Server):
         self._drawn += 1
         return self._faults.draw(key, attempt, self._drawn - 1)
 
-    def _tokens(self, prompt: Prompt, content: Content) -> Tokens:
+    def _tokens(self, prompt: Prompt, content: Content) -> TokenUsage:
         output = count_tokens(len(content.text))
         system = count_tokens(len(prompt.system))
         if not (self._cache and prompt.cached) or system < _CACHE_MINIMUM:
-            return Tokens(prompt.tokens, output)
+            return TokenUsage(prompt.tokens, output)
         system -= system % _CACHE_STEP
         if prompt.system in self._seen:
-            return Tokens(prompt.tokens, output, cached=system)
+            return TokenUsage(prompt.tokens, output, cached_tokens=system)
         self._seen.add(prompt.system)
-        return Tokens(prompt.tokens, output, written=system)
+        return TokenUsage(prompt.tokens, output, cache_write_tokens=system)
 
-    def _count(self, texts: Sequence[str], tokens: Tokens | None) -> None:
+    def _count(self, texts: Sequence[str], tokens: TokenUsage | None) -> None:
         self.calls += 1
         self.texts += len(texts)
         self.asked.update(texts)
         if tokens is not None:
-            self.input_tokens += tokens.input
-            self.output_tokens += tokens.output
-            self.cached_tokens += tokens.cached
+            self.input_tokens += tokens.input_tokens
+            self.output_tokens += tokens.output_tokens
+            self.cached_tokens += tokens.cached_tokens
 
 
 def _prompt(wire: WireFormat, call: HTTPRequest, body: dict[str, Any]) -> Prompt:

@@ -16,10 +16,7 @@ from testnuc._base.loop_thread import Background
 from testnuc.errors import InvalidInputError
 
 HOST = "127.0.0.1"
-_BACKLOG = 4096
 _SLOW_PIECES = 8
-#: Seconds between attempts to listen again.
-_REOPEN_INTERVAL = 0.01
 # close() with a linger time of zero sends RST instead of FIN
 _NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -253,8 +250,7 @@ class Server:
         try:
             self._listen()
         except OSError:
-            loop = asyncio.get_running_loop()
-            self._reopening = loop.call_later(_REOPEN_INTERVAL, self._reopen)
+            self._reopening = asyncio.get_running_loop().call_later(0.01, self._reopen)
 
     # Not `loop.create_server`: Python 3.11 leaks a connection that arrives while an
     # `asyncio.Server` closes, and its client waits forever.
@@ -262,7 +258,7 @@ class Server:
     def _listen(self) -> None:
         listening = self._bind()
         try:
-            listening.listen(_BACKLOG)
+            listening.listen(4096)
         except OSError:
             listening.close()
             raise
