@@ -75,10 +75,7 @@ class LabelTree(Mapping[str, str]):
         return [node for node in self._children if node]
 
     def children(self, node: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-        """Return the nodes right below a node, in order; a node that is a label comes first itself.
-
-        The root is ``()``.
-        """
+        """Return the nodes right below a node, in order; one that is a label comes first itself."""
         return list(self._children.get(node, ()))
 
     def nodes(self, level: int) -> Int32s:

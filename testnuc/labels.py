@@ -194,10 +194,7 @@ class LabelSet:
         return tuple(self._index[name] for name in self.split(label))
 
     def joined(self, names: object) -> str | None:
-        """Return the labels of one text as one string; None: they are not distinct labels.
-
-        In the order of the set, so that equal ones are equal strings.
-        """
+        """Return distinct labels of one text as one string, in the order of the set, or None."""
         if isinstance(names, str) or not isinstance(names, Iterable):
             return None
         given = list(names)

@@ -58,10 +58,7 @@ def run_record(results: Results) -> dict[str, Any]:
 def read_results(
     records: Iterable[Mapping[str, Any]], source: str, text_column: str = "text"
 ) -> Results:
-    """Return the results in the records of a file that was written with `file_row`.
-
-    Numbers may be strings, as in a CSV file. `source` is the file, for messages.
-    """
+    """Return the results in the records of a file that was written with `file_row`."""
     rows: list[Classification] = []
     usage, run = UNKNOWN, dict[str, Any]()
     for record in records:
@@ -108,10 +105,7 @@ def read_results(
 
 
 def outcome(results: Results, *, invalid: int = 0, output: str | None = None) -> list[str]:
-    """Return the outcome of a run in lines: what failed, counts and cost, the referee's work.
-
-    `invalid` texts were not part of it; `output` is the file that holds the results.
-    """
+    """Return the outcome of a run in lines: what failed, counts and cost, the referee's work."""
     errors, outside, stopped = results.errors, results.unmatched, results.stopped
     lines = []
     if stopped is not None:

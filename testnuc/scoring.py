@@ -157,10 +157,7 @@ def accuracy_of(right: Sequence[bool], texts: Sequence[str]) -> Measured:
 
 
 def gain_of(right: Sequence[tuple[bool, bool]], texts: Sequence[str]) -> Measured:
-    """Return the second accuracy minus the first, of whether each is right about a text.
-
-    A repeated text is one draw.
-    """
+    """Return the second accuracy minus the first; a repeated text is one draw."""
     wins, losses = sum(b and not a for a, b in right), sum(a and not b for a, b in right)
     gains = np.array([int(b) - int(a) for a, b in right], np.float64)
     part = _independent(gains, texts) / max(len(right), 1)
@@ -225,10 +222,7 @@ def not_judged(
 
 
 def evaluated(results: Results, labels: Sequence[str]) -> Evaluation:
-    """Return the accuracy of results, from the known label of each text, in order.
-
-    Texts that a person judged are left out; `InvalidInputError` if they are all of them.
-    """
+    """Return the accuracy of results by the known label of each text; judged ones are left out."""
     known = checked_gold(results, labels)
     pairs = not_judged([*zip(results, known, strict=True)])
     gold, texts = [of for _, of in pairs], [row.text for row, _ in pairs]

@@ -355,10 +355,7 @@ class HeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 class _Fitted(TestNUC):
-    """A fitted client and its event loop thread; closed with the estimator.
-
-    Its pool holds exactly the texts given to `fit`.
-    """
+    """A fitted client and its event loop thread; its pool holds the texts given to `fit`."""
 
     def __init__(self, arguments: Mapping[str, Any], store: Any) -> None:
         self._memory = MemoryStore() if store is None else None

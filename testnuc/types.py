@@ -402,10 +402,7 @@ def split_labels(label: str | None, *, several: bool = True) -> list[str]:
 
 
 def row(result: Classification, *, full: bool = False) -> dict[str, Any]:
-    """Return the fields of a result by name; all outputs (files, frames, HTTP, Ray) use them.
-
-    `full`: with votes and neighbors.
-    """
+    """Return the fields of a result by name, for all outputs; `full`: with votes and neighbors."""
     own = result.prediction
     # written out: twice as fast as a loop over `CELLS`, and the service makes one for each text
     fields: dict[str, Any] = {

@@ -83,10 +83,7 @@ async def opened(
 async def texts_for(
     nuc: TestNUC, table: Table | None, source: str, output: str | None = None
 ) -> Table:
-    """Return the texts of a file, or those in a store that have an answer of this client.
-
-    Once it is known that the output can be written.
-    """
+    """Return the texts of a file, or those in a store that have an answer of this client."""
     if table is None:
         parts, rows = parts_of(nuc), list[dict[str, Any]]()
         async for found in scanned(parts.pool, _CHUNK):
@@ -103,10 +100,7 @@ async def texts_for(
 
 
 async def labeled(nuc: TestNUC, table: Table) -> LabeledTable:
-    """Label the texts of a file or a store by what was learned; it makes no call.
-
-    A text that the run did not ask about keeps what the file says.
-    """
+    """Label the texts of a file or a store by what was learned; it makes no call."""
     source, (problems, valid) = table.file, usable(table)
     parts, before = parts_of(nuc), dict[int, Classification]()
     rows: Sequence[Classification] = ()
@@ -207,10 +201,7 @@ def _answered(nuc: TestNUC, table: Table) -> list[Classification]:
 
 
 def with_empty_set(result: Classification) -> Classification:
-    """Return a result of several labels as it was before a CSV file had it.
-
-    There no labels are an empty cell, and so is an answer that matches no label.
-    """
+    """Return a result of several labels as before a CSV file had it, whose "" is no labels."""
     own = result.prediction
     if own is not None and own.stated is None:
         names = split_labels(own.label) + split_labels(own.said)

@@ -222,11 +222,9 @@ def end(
     client: Options | None = None,
     known: Learned | str | None = None,
 ) -> None:
-    """Print what failed, a summary, and what comes next; exit with a status.
+    """Print what failed, a summary, and what comes next; `known` is what `label_all` returned.
 
-    `known` is what `label_all` returned.
-
-    1: no text has a label, because of errors. 3: some have none, because of errors.
+    If errors left no text a label, exit with 1; if some, with 3.
     """
     said = *outcome(results, invalid=invalid, output=output), *results.notes
     for line in (*said, *_remedies(results, store), *_about_labels(results, output)):
@@ -289,10 +287,7 @@ def _can_be_judged(results: Results) -> bool:
 def _next_step(
     results: Results, source: str | None, client: Options, known: Learned | str | None
 ) -> str | None:
-    """Return a line on what to do with results next; None: there are no results.
-
-    `source` is the file or store that holds them, if any; a file's note has all but the store.
-    """
+    """Return a line on what to do with the results in a file or store; None: there are none."""
     if results.errors or not any(label is not None for label in results.labels):
         return None
     is_table = source is not None and holds_rows(source)

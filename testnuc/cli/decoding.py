@@ -121,10 +121,7 @@ DELIMITER_LINE = re.compile(r'\A"?sep=([,;|\t])"?\r?\n', re.IGNORECASE)
 
 
 def delimiter_of(content: str, wanted: Sequence[str]) -> str:
-    """Return the delimiter of CSV content; a comma if no other fits better.
-
-    One that finds the `wanted` columns wins.
-    """
+    """Return the delimiter of CSV content that finds the `wanted` columns, or fits best."""
     if said := DELIMITER_LINE.match(content):
         return said[1]
     sample = content[:_SAMPLE]
@@ -152,10 +149,7 @@ def named(delimiter: str) -> str:
 
 
 def require_filled(file: str, columns: int, rows: int, filled: int) -> None:
-    """Raise an error if a table would take far more memory and space than what is in it.
-
-    Each row has a cell in each column, but for lines and records that are shorter.
-    """
+    """Raise an error if a table would take far more memory and space than what is in it."""
     if columns * rows > EMPTY_CELLS + 2 * filled:
         raise InvalidInputError(
             f"{file} has {columns:,} columns and {rows:,} rows, almost all of whose cells are "

@@ -76,13 +76,7 @@ def check_output(output: str | None, table: Table, *, overwrite: bool = True) ->
     if kind == ".parquet":
         parquet.schema_of(table.rows, table.schema, {})
     if kind == ".xlsx":
-        xlsx.require()
-        xlsx.require_room(output, len(table.columns), len(table.rows))
-        if long := xlsx.too_long(table.rows):
-            to_stderr(
-                f"note: {output} cuts texts at {xlsx.CELL:,} characters, the most in a cell of "
-                f"Excel ({long:,} of them); a .csv file holds them whole"
-            )
+        xlsx.require_room(output, len(table.columns), table.rows, to_stderr)
 
 
 def write_results(

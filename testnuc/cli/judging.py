@@ -324,10 +324,7 @@ def what_next(
     texts: Collection[str] = (),
     certificate: Certificate | None = None,
 ) -> str:
-    """Return what comes next after these texts were labeled, or after a certificate.
-
-    `given`: source and options of commands, as for `next_command`.
-    """
+    """Return what comes next after these texts were labeled, or after a certificate."""
 
     def then(name: str, *more: str) -> str:
         return next_command(name, given, *more)
@@ -748,10 +745,7 @@ def _read_reviews(files: Sequence[str], *, settles: bool = False) -> Review:
 
 
 def _newest_review(source: str, store: str | None) -> list[str]:
-    """Return the files of the review of results in this folder that was judged last.
-
-    []: there is none, but a store that may hold judgments.
-    """
+    """Return the files of the review in this folder that was judged last; [] if there is none."""
     for last, files in _by_draw(_reviews_of(source)):
         why = "judged last" if last in files else f"which has the answers of {last}, too"
         if len(files) > 1:

@@ -375,10 +375,7 @@ class AnswerStore:
 
 
 def _stores(name: str, output: str | None) -> Iterator[Path]:
-    """Yield stores of runs that ask the same: of this output, of this project, of others near it.
-
-    Earlier versions had a store beside each output.
-    """
+    """Yield stores of runs that ask the same: of this output, this project, others near it."""
     if output is not None and (place := _noted_store(name, output)) is not None:
         yield place
     if (PROJECT / name).is_file():

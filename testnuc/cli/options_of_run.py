@@ -257,10 +257,7 @@ def client_of(options: Mapping[str, Any], **instead: Any) -> TestNUC:
 
 
 def completed(options: Options, output: str | None) -> tuple[Options, AnswerStore]:
-    """Return the options, with labels that are read, what store and head know besides; the store.
-
-    Without an output, the store is the one that earlier runs with these options have, if any.
-    """
+    """Return the options, with labels that are read, what store and head know; the store."""
     if options["labels"] is not None:
         former = read_former(options["labels"])
         options = options.but(labels=read_labels(options["labels"]))
@@ -280,10 +277,7 @@ def completed(options: Options, output: str | None) -> tuple[Options, AnswerStor
 def command(
     name: str, source: str, options: Mapping[str, Any], *more: str, text_column: str = "text"
 ) -> str:
-    """Return a command on the results of a run, as it is typed in a shell, without passwords.
-
-    `source` is the file or store; `more` are further arguments.
-    """
+    """Return a command on the results of a run, as it is typed in a shell, without passwords."""
     words = ["testnuc", *name.split(), source, *more]
     if text_column != "text" and holds_rows(source):
         words += ["--text-column", text_column]
@@ -294,8 +288,5 @@ def command(
 
 
 def next_command(name: str, given: SimpleNamespace, *more: str) -> str:
-    """Return a command on the source of another command, with the options that this one named.
-
-    What the source itself knows of its run is left out.
-    """
+    """Return a command on the source of another command, with the options that this one named."""
     return command(name, given.source, given.client.given(), *more, text_column=given.text_column)

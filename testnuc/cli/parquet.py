@@ -112,10 +112,7 @@ def _require_size(path: Path, size: int, most: int) -> None:
 
 
 def schema_of(rows: Sequence[Mapping[str, Any]], schema: Any, added: Mapping[str, str]) -> Any:
-    """Return the schema of rows, inferred if None is given, with added columns.
-
-    `added` is column -> Arrow type; they replace columns of the same name.
-    """
+    """Return the schema of rows, inferred by default, with columns `added`: name -> Arrow type."""
     arrow, _ = _pyarrow()
     if schema is None:
         names = dict.fromkeys(name for row in rows for name in row if name not in added)

@@ -182,10 +182,7 @@ def column_of_results(
     *,
     guess: bool = True,
 ) -> str:
-    """Return the column of texts; in a file of results it need not be named again.
-
-    Raises if another column was noted when the file was written.
-    """
+    """Return the column of texts; in a file of results it need not be named again."""
     if "nuc_label" not in columns:
         return name
     noted = RunNote.of(file).text_column

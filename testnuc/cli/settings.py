@@ -38,8 +38,6 @@ _ADDRESSES = {
     "base_url": "the texts, and the key in the environment,",
     "store": "the texts, and the password in the environment,",
 }
-#: Parameters of a PostgreSQL URL that name a server.
-_SERVERS = ("host", "hostaddr", "service", "servicefile")
 
 
 def read_settings(path: Path, options: Mapping[str, Collection[str]]) -> dict[str, dict[str, Any]]:
@@ -181,8 +179,8 @@ def _is_here(url: str) -> bool:
             return is_loopback(parts.hostname or "")
         # several servers, or a folder with a socket
         servers = unquote(parts.netloc.rpartition("@")[2]).split(",")
-        elsewhere = any(name in parse_qs(parts.query) for name in _SERVERS)
+        named = {"host", "hostaddr", "service", "servicefile"} & parse_qs(parts.query).keys()
     except ValueError:
         return False
     hosts = (urlsplit(f"//{server}").hostname or "" for server in servers if server[:1] != "/")
-    return not elsewhere and all(host == "" or is_loopback(host) for host in hosts)
+    return not named and all(host == "" or is_loopback(host) for host in hosts)

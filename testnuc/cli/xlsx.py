@@ -29,17 +29,21 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _DOCTYPES = (b"<!DOCTYPE", "<!DOCTYPE".encode("utf-16-le")[:-1])
 
 
-def require_room(path: str, columns: int, rows: int) -> None:
-    """Check that a sheet can hold a table and its results."""
-    if rows >= _ROWS or columns + _ADDED > _COLUMNS:
+def require_room(
+    path: str, columns: int, rows: Sequence[Mapping[str, Any]], tell: Callable[[str], None]
+) -> None:
+    """Check that a sheet can hold a table and its results; `tell` gets a line if it cuts texts."""
+    require()
+    if len(rows) >= _ROWS or columns + _ADDED > _COLUMNS:
         raise InvalidInputError(
-            f"{path} cannot hold {rows:,} rows of {columns:,} columns; name a .csv file"
+            f"{path} cannot hold {len(rows):,} rows of {columns:,} columns; name a .csv file"
         )
-
-
-def too_long(rows: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many strings do not fit into a cell."""
-    return sum(isinstance(v, str) and len(_escaped(v)) > CELL for row in rows for v in row.values())
+    cells = (cell for row in rows for cell in row.values())
+    if long := sum(isinstance(cell, str) and len(_escaped(cell)) > CELL for cell in cells):
+        tell(
+            f"note: {path} cuts texts at {CELL:,} characters, the most in a cell of Excel "
+            f"({long:,} of them); a .csv file holds them whole"
+        )
 
 
 def is_cut(text: str) -> bool:

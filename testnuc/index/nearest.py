@@ -155,10 +155,7 @@ class Graph:
             self._index.remove(rows.astype(np.uint64))
 
     def search(self, queries: Float16s, count: int) -> Int64s:
-        """Return approximate nearest rows, int64[B, max(count, 1)], padded with -1.
-
-        Queries have the dtype of the graph, float16; a conversion costs up to 10% of a search.
-        """
+        """Return approximate nearest rows, int64[B, max(count, 1)], padded with -1."""
         found = np.full((len(queries), max(count, 1)), -1, dtype=np.int64)
         if count == 0:
             return found

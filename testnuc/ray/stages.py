@@ -104,10 +104,7 @@ class Labeler:
     async def predict(
         self, entries: Sequence[PoolText], vectors: dict[bytes, Float16s]
     ) -> tuple[list[Outcome], Mark]:
-        """Return the prediction of each text, or its error; and the usage since the last report.
-
-        Raises an error if no call can succeed.
-        """
+        """Return the prediction of each text, or its error; and the usage since the last report."""
         try:
             if self._parts is None:
                 self._parts = without_votes(self._settings, self._vectors)

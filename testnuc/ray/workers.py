@@ -46,10 +46,7 @@ class Shard(Pool):
     async def put(
         self, texts: Sequence[PoolText], vectors: Float16s, known: Sequence[Known]
     ) -> None:
-        """Add texts with their vectors and predictions; known texts do not change.
-
-        A text that the embedder rejected has no vector.
-        """
+        """Add texts with predictions, and vectors of those not rejected; known texts stay."""
         for entry, what in zip(texts, known, strict=True):
             self._known.setdefault(entry.hash, what)
         rows = [at for at, (_, rejected) in enumerate(known) if rejected is None]

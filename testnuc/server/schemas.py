@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files
-from itertools import repeat
 from typing import Any
 
 import orjson
@@ -72,27 +71,26 @@ class ClassifyRequest:
 def read(body: bytes, settings: ServerSettings) -> ClassifyRequest:
     """Parse and validate a body; respond with 400 if it is not JSON, else with 422."""
     given = _object(body, max(_VALUES, 10 * settings.max_texts))
-    flags = {name: given.get(name, False) for name in ("stream", "explain")}
-    for name, value in flags.items():
-        if not isinstance(value, bool):
+    for name in ("stream", "explain"):
+        if not isinstance(value := given.setdefault(name, False), bool):
             raise _invalid(f"{name} is {_kind(value)}; give true or false")
     many = "texts" in given
-    if flags["stream"] and not many:
+    if given["stream"] and not many:
         raise _invalid('"stream" requires "texts"')
     texts = _checked_texts(given, settings) if many else [given["text"]]
-    names = (f"texts[{at}]" if many else "text" for at in range(len(texts)))
-    problems = map(_problem, names, texts, repeat(settings))
-    refused = {at: problem for at, problem in enumerate(problems) if problem is not None}
-    if refused and not many:
-        raise _invalid(refused[0])
     ids = None
     if "id" in given or "ids" in given:
         ids = _checked_ids(given["ids"] if many else [given["id"]], len(texts))
-    places = [at for at in range(len(texts)) if at not in refused]
-    valid = [texts[at] for at in places]
-    return ClassifyRequest(
-        valid, many, **flags, places=places, refused=refused, ids=ids, given=texts
-    )
+    places, refused = list[int](), dict[int, str]()
+    for at, text in enumerate(texts):
+        if (problem := _problem(f"texts[{at}]" if many else "text", text, settings)) is None:
+            places.append(at)
+        elif many:
+            refused[at] = problem
+        else:
+            raise _invalid(problem)
+    valid, flags = [texts[at] for at in places], (given["stream"], given["explain"])
+    return ClassifyRequest(valid, many, *flags, places, refused, ids, texts)
 
 
 def record(
@@ -195,10 +193,7 @@ def _kind(value: object) -> str:
 
 
 def openapi(sets: Mapping[str, LabelSet], settings: ServerSettings) -> dict[str, Any]:
-    """Return the OpenAPI document of a service with these label sets, by name, and these limits.
-
-    Each set has paths and schemas of its own; "" is the name of the only one.
-    """
+    """Return the OpenAPI document of a service with these label sets, by name, and these limits."""
     text = (files("testnuc.server") / "openapi.json").read_text(encoding="utf-8")
     paths: dict[str, Any] = {}
     schemas: dict[str, Any] = {}

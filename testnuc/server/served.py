@@ -474,10 +474,7 @@ class TrafficSample:
 
 
 async def changed(store: Any, new: AuditWeek, change: Callable[[AuditWeek], object]) -> AuditWeek:
-    """Change a week in a store, where others may change it, too; return it.
-
-    `new`: the week, where the store has none.
-    """
+    """Change a week in a store, `new` where it has none; others may change it, too."""
     while True:
         data = await store.get_learned(new.key())
         before = data or new.to_bytes()

@@ -146,10 +146,7 @@ class Service:
         return [served.nuc for served in self.sets.values()]
 
     async def use(self, nuc: TestNUC | Mapping[str, TestNUC]) -> None:
-        """Label by other clients, which are open, and wait until none uses those before.
-
-        Label sets that are not named any more are not served any more.
-        """
+        """Label by other clients, which are open, and wait until none uses those before."""
         before, self.sets = self.sets, self._served(nuc)
         for served in self.sets.values():
             await served.begin()

@@ -113,11 +113,9 @@ def compose(
     confidence: bool = True,
     prose: bool = False,
 ) -> Content:
-    """Render answers in the format that the prompt requests.
+    """Render answers in the format that the prompt requests; other faults are ignored.
 
-    An answer is a label and its confidence, or a mapping of labels to their confidences. Faults
-    that do not affect content are ignored. `prose`: put the JSON in a code fence and add prose
-    around it.
+    `prose`: put the JSON in a code fence and add prose around it.
     """
     if fault == "refusal":
         return Content("I'm sorry, but I can't help with that.", "refusal")

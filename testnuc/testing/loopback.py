@@ -151,12 +151,9 @@ class LoopbackLLM(Server):
 
     def stats(self) -> dict[str, Any]:
         """Return all counts as JSON values."""
-        names = ("requests", "calls", "texts", "input_tokens", "output_tokens", "cached_tokens",
-                 "peak", "in_flight", "abandoned")  # fmt: skip
-        return {name: getattr(self, name) for name in names} | {
-            "faults": dict(self.faults),
-            "violations": len(self.violations),
-        }
+        numbers = {n: v for n, v in vars(self).items() if isinstance(v, int) and n[0] != "_"}
+        more = {"in_flight": self.in_flight, "violations": len(self.violations)}
+        return numbers | more | {"faults": dict(self.faults)}
 
     def respond(self, call: HTTPRequest) -> Response:
         """Return the response to a request."""

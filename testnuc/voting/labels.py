@@ -166,10 +166,7 @@ def starts_of_rows(rows: Ints, n: int) -> Int64s:
 
 
 def places_of(starts: Int64s, rows: Ints) -> tuple[Int64s, Int64s]:
-    """Return where the items of some rows are, and the starts of each row among them.
-
-    The items of row i are at ``starts[i]:starts[i + 1]``.
-    """
+    """Return where the items of some rows are, and the starts of each row among them."""
     counts = np.diff(starts)[rows]
     new_starts = starts_of(counts)
     at = np.repeat(starts[rows] - new_starts[:-1], counts) + np.arange(new_starts[-1])

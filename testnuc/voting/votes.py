@@ -1,7 +1,4 @@
-"""The vote on arrays: validation, kernel, threads.
-
-Also where a text has several labels, and of the first neighbors alone.
-"""
+"""The vote on arrays, of one label or several for each text: validation, kernel, threads."""
 
 import functools
 import os
@@ -365,11 +362,7 @@ def vote_multilabel(
 
 
 def keep_own(voted: Labels, own_ids: Int64s, pool: Labels) -> Labels:
-    """Return the same votes, with the labels that each text gave itself; without any, as voted.
-
-    The policy of the votes is one in which the texts themselves vote; `own_ids` are their
-    positions.
-    """
+    """Return the same votes, with the labels that each text gave itself; without any, as voted."""
     own = pool.at(own_ids)
     mine = voted.among(own)
     return replace(voted, given=np.where(own.known[voted.rows], mine, voted.given))
