@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
-from operator import attrgetter
+from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -217,7 +218,9 @@ async def stored_runs(store: str | None) -> list[StoredRun]:
         if counts.get(scope)
     ]
     try:
-        runs.sort(key=attrgetter("day"))
+        # one without a date began after those before it
+        days: list[str] = [*accumulate(runs, lambda day, run: run.day or day, initial="")][1:]
+        runs = [run for _, run in sorted(zip(days, runs, strict=True), key=itemgetter(0))]
         # what a store of somebody else holds fails here, not later
         list(map(str, runs))
     except (AttributeError, LookupError, TypeError, ValueError) as exc:

@@ -5,7 +5,7 @@ and a random part of the others, which shows how many are missed.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
@@ -24,19 +24,21 @@ from testnuc.cli.options import Options
 from testnuc.cli.options_of_run import client_of, opened_store, stored_runs
 from testnuc.cli.reading import to_stderr
 from testnuc.client import TestNUC, parts_of
-from testnuc.errors import InvalidInputError, TestNUCError
+from testnuc.errors import BadRequestError, InvalidInputError, ReplyError, TestNUCError
 from testnuc.index.nearest import NearestVectors
 from testnuc.progress import Observer
 from testnuc.protocols import PoolText, StoredPrediction
 from testnuc.trust.evidence import Judgment
 from testnuc.trust.review import closest_label
 from testnuc.trust.shares import upper_bound
-from testnuc.types import Prediction
+from testnuc.types import Classification, Prediction
 
 #: A text is asked about if one of the labels nearest to it is new: of a tenth, of at most five.
 _PART, _NEAREST = 10, 5
 #: Texts near one with a new label that are asked about, itself one; texts drawn at random.
 _NEIGHBORS, _RANDOM = 11, 60
+#: In place of the label of a text whose call failed.
+_FAILED = ""
 #: How many texts a run answered, its labels, its answer to each, and its store.
 _Answered = tuple[int, Sequence[str], Sequence[Prediction | None], str]
 
@@ -54,30 +56,43 @@ async def reuse_answers(
 
     Returns the number of texts that it asked about.
     """
-    if wanted and (client.several or client.get("referee")):
-        raise InvalidInputError("--reuse is not for --multilabel or --referee; leave one out")
+    apart = client.get("referee") or client.get("head") or client.get("ask") == "unsure"
+    if wanted and (client.several or apart):
+        raise InvalidInputError(
+            "--reuse is not for --multilabel, --referee, --head or --ask unsure; leave one out"
+        )
     parts, labels, texts = parts_of(nuc), nuc.labels, [*dict.fromkeys(given)]
-    # apart from the answers to the labels of now, so that they can be dropped
-    scope = blake2b(parts.predictor.scope, digest_size=16, key=b"reused").digest()
     if wanted is False:
-        await parts.store.forget(scope=scope)
-    if wanted is False or labels.multilabel:
+        await parts.store.forget(scope=_scope_of(parts))
+    if wanted is False or labels.multilabel or apart:
         return 0
-    known, old, stored, place = await _before(nuc, texts, client, store)
+    found = known, old, _, _ = await _before(nuc, texts, client, store)
     calls = (await nuc.estimate(texts)).calls if known else 0
     if not calls:
         return 0
-    was, hashes = client.get("former") or {}, [hash_text(text) for text in texts]
+    was = client.get("former") or {}
     new = {*added_labels(labels, old, was)}
     _say_lost_names(labels.names, old, was, some_new=bool(new))
-    part = f"{_RANDOM} at random and those that could have {', '.join(map(repr, sorted(new)))}"
-    to_stderr(
-        f"note: {known:,} texts have answers to other labels; to ask about all takes {calls:,} "
-        f"calls; --reuse asks about {part if new else 'those whose label is split or gone'} alone, "
-        f"so {calls:,} are the most"
-    )
-    if not wanted:
-        return 0
+    _say_offer(known, calls, new)
+    return await _reused(nuc, texts, found, new, was, progress) if wanted else 0
+
+
+def _scope_of(parts: Components) -> bytes:
+    """Return the scope of kept answers, apart from others, so that they can be dropped."""
+    return blake2b(parts.predictor.scope, digest_size=16, key=b"reused").digest()
+
+
+async def _reused(
+    nuc: TestNUC,
+    texts: Sequence[str],
+    before: _Answered,
+    new: Collection[str],
+    was: Mapping[str, Sequence[str]],
+    progress: Observer | bool,
+) -> int:
+    """Ask about some texts, and store the answers of before to the others."""
+    parts, labels, (_, old, stored, place) = parts_of(nuc), nuc.labels, before
+    hashes = [hash_text(text) for text in texts]
     # as judgments, which outlive a change of labels in the same way
     said = [(one.label, "referee") if one else (None, None) for one in stored]
     judged = [Judgment("", b"", label, source, None, None, 0) for label, source in said]
@@ -90,6 +105,10 @@ async def reuse_answers(
     first = await Shortlist(labels, size, parts.embedding).nearest(vectors)
     likely = np.isin(first, [labels.names.index(name) for name in new])
     every, asked = np.arange(len(texts)), dict[int, str | None]()
+    keys = [parts.predictor.key(text) for text in texts]
+    held = await parts.store.get_predictions(keys)
+    # an answer that an earlier run kept is no evidence
+    unasked = {at for at, one in enumerate(held) if one and (one.said or "").endswith(BEFORE)}
     # exact: a graph of all texts would take longer than the few searches
     index = NearestVectors(vectors.shape[1], exact_below=2 * len(texts) + 2)
     await asyncio.to_thread(index.add, vectors, every.astype(np.uint64))
@@ -98,33 +117,61 @@ async def reuse_answers(
         """Ask about texts, and about the neighbors of those that have a new label."""
         while rows := sorted({*places} - asked.keys()):
             results = await nuc.classify_many([texts[at] for at in rows], progress=progress)
-            asked.update(zip(rows, (result.own_label for result in results), strict=True))
+            asked.update(zip(rows, map(_answer, results), strict=True))
             found, k = vectors[[at for at in rows if asked[at] in new]], min(_NEIGHBORS, len(texts))
             near, _ = await asyncio.to_thread(index.search, found, k, among=every)
             places = near.ravel().tolist()
 
     lost = [at for at, one in enumerate(by_now) if one.source is None]
     await ask([*np.unique(np.nonzero(likely)[0]).tolist(), *lost])
-    rest = sorted({*range(len(texts))} - asked.keys(), key=lambda at: hashes[at][::-1])
+    others = {*range(len(texts))} - asked.keys() - unasked
+    rest = sorted(others, key=lambda at: hashes[at][::-1])
     if sample := rest[: _RANDOM * bool(new)]:
         await ask(sample)
-        missed = sum(asked[at] in new for at in sample)
-        most = upper_bound(missed, len(sample), 0.05)
-        to_stderr(
-            f"of {len(sample):,} texts drawn at random from the {len(rest):,} others, {missed:,} "
-            f"got an added label: at most {most:.1%} of these others would get one, but keep "
-            "another (95 %); --no-reuse asks about all"
-        )
+        _say_missed([asked[at] for at in sample], len(rest), new)
     kept = {
-        at: replace(one, label=by_now[at].label, said=f"{one.label}{BEFORE}")
+        at: replace(one, label=by_now[at].label, said=f"{one.label or one.said}{BEFORE}")
         for at, one in enumerate(stored)
         if one is not None and at not in asked
     }
-    key, scope = parts.predictor.key, scope if asked else parts.predictor.scope
-    rows = [StoredPrediction(key(texts[at]), scope, hashes[at], 0, one) for at, one in kept.items()]
+    scope = _scope_of(parts) if asked else parts.predictor.scope
+    rows = [StoredPrediction(keys[at], scope, hashes[at], 0, one) for at, one in kept.items()]
     await parts.store.put_predictions(rows)
     to_stderr(f"{len(rows):,} of {len(texts):,} texts keep their answer to the labels before")
     return len(asked)
+
+
+def _answer(result: Classification) -> str | None:
+    """Return the LLM's label; an error if another run may ask: it says nothing of other texts."""
+    error = result.error
+    if error is None:
+        return result.own_label
+    if isinstance(error, (BadRequestError, ReplyError)):
+        return _FAILED
+    raise InvalidInputError(
+        "texts that --reuse asked about have no answer, so no others are kept; what came is "
+        f"stored, run the command again: {error}"
+    ) from error
+
+
+def _say_offer(known: int, calls: int, new: Collection[str]) -> None:
+    part = f"{_RANDOM} at random and those that could have {', '.join(map(repr, sorted(new)))}"
+    to_stderr(
+        f"note: {known:,} texts have answers to other labels; to ask about all takes {calls:,} "
+        f"calls; --reuse asks about {part if new else 'those whose label is split or gone'} alone, "
+        f"so {calls:,} are the most"
+    )
+
+
+def _say_missed(answers: Sequence[str | None], others: int, new: Collection[str]) -> None:
+    """Say how many of so many other texts would get a new label, by some drawn at random."""
+    missed, failed = sum(one in new for one in answers), answers.count(_FAILED)
+    most = upper_bound(missed + failed, len(answers), 0.05)
+    to_stderr(
+        f"of {len(answers):,} texts drawn at random from the {others:,} others, {missed:,} got an "
+        f"added label{f', and {failed:,} no answer' * bool(failed)}: at most {most:.1%} of these "
+        "others would get one, but keep another (95 %); --no-reuse asks about all"
+    )
 
 
 def _say_lost_names(

@@ -124,6 +124,14 @@ def test_labels_in_another_order_cost_nothing(llm):
     assert [row["nuc_own_label"] for row in rows_of("new.csv")] == answers
 
 
+def test_answers_that_were_kept_without_a_call_are_the_newest_run(llm):
+    """It has no date, and was taken to be the oldest: `review` took the run before."""
+    llm(named(KINDS[:29]), "--store", "s.db", output="x.csv")
+    assert llm(named(KINDS[28::-1]), "--store", "s.db", "--reuse", output="y.csv")[0] == 0
+    out, _ = ran("store", "runs", "s.db", key=None)
+    assert out.index("run 1") < out.index("run 2")
+
+
 def test_a_label_of_before_that_there_was_not_is_named_before_any_call(llm):
     wrong = [*named(KINDS[1:29]), {"label": "other", "was": [f"{KINDS[0]}x"]}]
     _, err = llm(wrong, "--reuse", "--dry-run")
@@ -149,6 +157,20 @@ def test_labels_that_are_renamed_merged_or_split(llm):
     # the texts of the kind without a label had the first one
     calls, err = llm(split, "--reuse", output="split.csv")
     assert (calls, "those whose label is split or gone alone" in err) == (60, True), err
+
+
+def test_calls_that_fail_say_nothing_of_the_texts_that_keep_their_answer(llm):
+    """They counted as texts without the new label, and 70 of 600 kept a wrong one for good."""
+    with pytest.raises(AssertionError, match="have no answer, so no others are kept; what came is"):
+        llm(named(KINDS), "--reuse", "--budget-calls", "20")
+    calls, err = llm(named(KINDS), "--reuse")
+    assert 40 <= calls < 300, err
+    assert "of 60 texts drawn at random" in err
+    assert all(kind == row["nuc_own_label"] for kind, row in own_labels("new.csv"))
+    # what is kept is no evidence
+    Path("a.txt").write_text("\n".join([*TEXTS, *(f"another {text}" for text in TEXTS[:90])]))
+    _, err = llm(named(KINDS), "--reuse", output="more.csv")
+    assert "of 60 texts drawn at random from the 60 others" in err, err
 
 
 @pytest.mark.parametrize("more", [["--multilabel"], ["--referee", "openai/better"]])
