@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Literal, Self
 
-from testnuc._base.checks import checked_whole, hash_text, valid_text, values
+from testnuc._base.checks import checked_whole, valid_text, values
 from testnuc._engine.components import Components, Internals
 from testnuc._engine.distilling import distill
 from testnuc._engine.escalation import Escalation
@@ -390,7 +390,7 @@ class TestNUC(Facts):
             raise InvalidInputError(f"the text {problem}")
         await self._ready()
         parts, pipeline = self._parts, self._parts.pipeline
-        entry = PoolText(text, hash_text(text))
+        entry = PoolText.of(text)
         with operation(parts.telemetry, "classify", model=self.model) as span:
             run = await pipeline.prepare([entry], together=False, partial=True)
             await pipeline.complete(run, waves=True)

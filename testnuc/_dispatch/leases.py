@@ -55,7 +55,7 @@ class Leases:
         #: How long a lease lasts; it is renewed after a third of this.
         self.seconds: float = getattr(self.store, "lease_seconds", LEASE_SECONDS)
         #: Leased keys, and when their leases expire, by `_now`.
-        self._held: dict[bytes, float] = {}
+        self.held: dict[bytes, float] = {}
         #: What the store says of its connections: what breaks them may end leases.
         self._breaks: int = getattr(self.store, "breaks", 0)
         #: Keys leased by other processes, in insertion order.
@@ -73,7 +73,7 @@ class Leases:
         """Try to lease keys; returns those that were leased. The others are awaited."""
         mine = await self.take(keys)
         # a key that this process already holds, for another run, is not awaited
-        self._awaited.update((key, None) for key in keys if key not in self._held)
+        self._awaited.update((key, None) for key in keys if key not in self.held)
         if self._awaited and self._poller is None:
             self._poller = asyncio.create_task(self._poll_loop(), name="testnuc-awaited")
         return mine
@@ -82,9 +82,9 @@ class Leases:
         """Return the held keys whose leases may have expired, for `confirm`."""
         if self._breaks != (breaks := getattr(self.store, "breaks", 0)):
             self._breaks = breaks
-            self._held = dict.fromkeys(self._held, _LOST)
+            self.held = dict.fromkeys(self.held, _LOST)
         now = _now()
-        return [key for key in keys if self._held.get(key, now) < now]
+        return [key for key in keys if self.held.get(key, now) < now]
 
     async def confirm(self, keys: Sequence[bytes]) -> set[bytes]:
         """Renew leases that may have expired, and try to lease those that were lost again.
@@ -94,7 +94,7 @@ class Leases:
         """
         async with self._confirming:
             if self.expired(keys):
-                await self._renew(list(self._held))
+                await self._renew(list(self.held))
             if self._late >= _MOST_LATE:
                 self._late = 0
                 raise StoreError(
@@ -104,12 +104,8 @@ class Leases:
                 )
         lost = self.expired(keys)
         for key in lost:
-            del self._held[key]
+            del self.held[key]
         return await self.claim(lost) if lost else set()
-
-    def holds(self, key: bytes) -> bool:
-        """Whether this scheduler has leased a key."""
-        return key in self._held
 
     def done(self, keys: Iterable[bytes], *, stored: bool) -> None:
         """Release keys that have an outcome or are no longer needed.
@@ -119,7 +115,7 @@ class Leases:
         gone = []
         for key in keys:
             self._awaited.pop(key, None)
-            if self._held.pop(key, None) is not None:
+            if self.held.pop(key, None) is not None:
                 gone.append(key)
         if gone and not stored:
             task = asyncio.create_task(self._release(gone), name="testnuc-release")
@@ -130,7 +126,7 @@ class Leases:
         """Release all leases and stop polling."""
         self._closed = True
         self._awaited.clear()
-        self.done(list(self._held), stored=False)
+        self.done(list(self.held), stored=False)
         tasks = [task for task in (self._renewal, self._poller) if task is not None]
         for task in tasks:
             task.cancel()
@@ -153,10 +149,10 @@ class Leases:
         got = await self.store.lease(keys, self.seconds)
         mine = [key for key, leased in zip(keys, got, strict=True) if leased]
         for key in mine:
-            self._held[key] = until
+            self.held[key] = until
             self._awaited.pop(key, None)
         # those that a store grants after `close` expire
-        if self._held and self._renewal is None and not self._closed:
+        if self.held and self._renewal is None and not self._closed:
             self._renewal = asyncio.create_task(self._renew_loop(), name="testnuc-leases")
         return set(mine)
 
@@ -169,18 +165,18 @@ class Leases:
         self._late = self._late + 1 if _now() > until else 0
         for key, renewed in zip(keys, got, strict=True):
             # the key may have got an outcome meanwhile
-            if key in self._held:
-                self._held[key] = until if renewed else _LOST
+            if key in self.held:
+                self.held[key] = until if renewed else _LOST
 
     async def _renew_loop(self) -> None:
         """Renew leases while any are held: calls and queueing can outlast a lease."""
         try:
-            while self._held:
+            while self.held:
                 await self.sleep(self.seconds / 3)
-                if self._held:
+                if self.held:
                     # what was sent completes without a lease; the rest is confirmed before it is
                     try:
-                        await self._renew(list(self._held))
+                        await self._renew(list(self.held))
                     except StoreError as exc:
                         _log.warning("leases could not be renewed: %s", exc)
         finally:

@@ -12,19 +12,9 @@ from typing import Any, TypeAlias, cast
 
 import orjson
 
+from testnuc import errors
 from testnuc._base.loop_thread import is_cancelled
 from testnuc._dispatch.inflight import LAST_STEP, NONE_CHOSEN, Ask, none_key
-from testnuc.errors import (
-    AuthenticationError,
-    BadRequestError,
-    ConnectionFailedError,
-    InvalidInputError,
-    ProviderError,
-    RefusalError,
-    ReplyError,
-    UnknownModelError,
-    UnreadableReplyError,
-)
 from testnuc.label_tree import path_of
 from testnuc.labels import LabelSet, level_sets, longest_part, part_of
 from testnuc.methods import Sampling
@@ -88,9 +78,8 @@ class Predictor:
         self._store = store
         self._transport = transport
         confidence = "logprobs" if sampling.score_labels else sampling.confidence
-        # checked once: it takes microseconds
-        self._wire = provider if implements(provider, WireProvider) else None
-        self._other = None if self._wire is not None else cast("Provider", provider)
+        #: Set if calls are sent over HTTP; checked once: it takes microseconds.
+        self.wire = provider if implements(provider, WireProvider) else None
         self._system = partial(
             writing.system_prompt,
             instructions=instructions,
@@ -146,7 +135,7 @@ class Predictor:
                 option=orjson.OPT_SORT_KEYS,
             )
         except orjson.JSONEncodeError as exc:
-            raise InvalidInputError(
+            raise errors.InvalidInputError(
                 f"request_options, instructions or labels cannot be sent as JSON: {exc}; use "
                 "numbers, strings, lists and dicts"
             ) from exc
@@ -156,7 +145,7 @@ class Predictor:
         #: The hash state of a prompt without examples, up to the text.
         self._plain = self._hash_state(())
         #: Key -> the error of a text that was rejected permanently.
-        self._refused: dict[bytes, tuple[type[ProviderError], str, int | None]] = {}
+        self._refused: dict[bytes, tuple[type[errors.ProviderError], str, int | None]] = {}
         #: Text -> the error of its last call, if no reply to it was readable: as a neighbor of
         #: other texts it is not worth more calls.
         self.unreadable: dict[bytes, Exception] = {}
@@ -170,11 +159,6 @@ class Predictor:
         """The approximate size of the prompts for one text, to compare ways to ask."""
         tasks = self.steps
         return sum(len(t.system) + sum(map(len, t.labels)) + _TEXT_BYTES for t in tasks)
-
-    @property
-    def over_http(self) -> bool:
-        """Whether calls are sent over HTTP."""
-        return self._wire is not None
 
     def key(
         self, text: str, sample: int = 0, demonstrations: tuple[Demonstration, ...] = ()
@@ -241,33 +225,30 @@ class Predictor:
         calls of one text. Texts that were refused before are not sent again.
         """
         if self._refused and any(ask.key in self._refused for ask in asks):
-            return await self._answer_unrefused(asks)
+            known = [self._refused.get(ask.key) for ask in asks]
+            unknown = tuple(ask for ask, error in zip(asks, known, strict=True) if error is None)
+            rest = iter(await self.answer(unknown) if unknown else ())
+            return [next(rest) if error is None else _again(*error) for error in known]
         outcomes: Sequence[_Found]
         try:
             if self._levels or asks[0].shown:
                 outcomes = await self._chosen(asks)
             else:
                 outcomes = await self._answer(asks, 0, None)
-        except ProviderError as exc:
+        except errors.ProviderError as exc:
             outcomes = [exc]
             if len(asks) > 1:
                 raise
         # None only stands for labels that were not shown, of which none is left here
         return [self._note(ask, o) for ask, o in zip(asks, outcomes, strict=True) if o is not None]
 
-    async def _answer_unrefused(self, asks: tuple[Ask, ...]) -> list[Prediction | Exception]:
-        known = [self._refused.get(ask.key) for ask in asks]
-        unknown = tuple(ask for ask, error in zip(asks, known, strict=True) if error is None)
-        rest = iter(await self.answer(unknown) if unknown else ())
-        return [next(rest) if error is None else _again(*error) for error in known]
-
     def _note(self, ask: Ask, outcome: Prediction | Exception) -> Prediction | Exception:
         """Remember failures, and count texts without a readable reply."""
         if not isinstance(outcome, Exception):
             self._silent = None
             self.unreadable.pop(ask.text_hash, None)
-        elif isinstance(outcome, RefusalError) or (
-            isinstance(outcome, BadRequestError) and not outcome.fatal
+        elif isinstance(outcome, errors.RefusalError) or (
+            isinstance(outcome, errors.BadRequestError) and not outcome.fatal
         ):
             if len(self._refused) >= _MOST_REFUSED:
                 del self._refused[next(iter(self._refused))]
@@ -283,14 +264,14 @@ class Predictor:
                 return self._unreadable(outcome)
         return outcome
 
-    def _unreadable(self, last: Exception) -> ProviderError:
-        kind: type[ProviderError] = ConnectionFailedError
+    def _unreadable(self, last: Exception) -> errors.ProviderError:
+        kind: type[errors.ProviderError] = errors.ConnectionFailedError
         message = (
             f"the first {_SILENT_TEXTS} texts got no response that is whole, so the run stops; "
             f"check base_url, and proxies on the way. The last error: {last}"
         )
-        if isinstance(last, ReplyError):
-            kind = UnreadableReplyError
+        if isinstance(last, errors.ReplyError):
+            kind = errors.UnreadableReplyError
             content = last.content or ""
             said = repr(content[:300]) if content.strip() else "nothing"
             message = (
@@ -312,23 +293,20 @@ class Predictor:
             chosen = await self._descend(asks[0])
             if chosen is not None:
                 return [chosen]
-        outcomes: list[_Found] = [None] * len(asks)
+        found: dict[int, _Found] = dict.fromkeys(range(len(asks)))
         known = await self.none_chosen(asks)
         if new := [i for i, before in enumerate(known) if not before]:
             some = tuple(asks[i] for i in new)
-            for i, outcome in zip(new, await self._answer(some, 0, self.part(some)), strict=True):
-                outcomes[i] = outcome
-        left = [i for i, outcome in enumerate(outcomes) if outcome is None]
-        if left:
-            await self._kept(asks, outcomes)
+            found |= zip(new, await self._answer(some, 0, self.part(some)), strict=True)
+        if left := [i for i, outcome in found.items() if outcome is None]:
+            await self._kept(asks, [*found.values()])
             again = await self._answer_part(tuple(asks[i] for i in left), 0, None)
-            for i, outcome in zip(left, again, strict=True):
-                outcomes[i] = outcome
+            found |= zip(left, again, strict=True)
             # the call with all labels failed, and may fail again
-            lost = [asks[i] for i in left if isinstance(outcomes[i], Exception)]
+            lost = [asks[i] for i in left if isinstance(found[i], Exception)]
             unfit = tuple(replace(ask, key=none_key(ask.key)) for ask in lost)
             await self._kept(unfit, [NONE_CHOSEN] * len(unfit))
-        return outcomes
+        return [*found.values()]
 
     async def none_chosen(self, asks: Sequence[Ask]) -> list[bool]:
         """Return for which texts it is stored that none of the labels of their shortlist fits."""
@@ -350,19 +328,21 @@ class Predictor:
             answers = (await self.call(request)).answers
             self._rejected = set()
             step += 1  # for those whose answer is missing
-        except ProviderError as exc:
+        except errors.ProviderError as exc:
             step = max(step + 1, exc.unreadable) if exc.answered else step
-            if isinstance(exc, ReplyError):
+            if isinstance(exc, errors.ReplyError):
                 self._rejected = set()
             else:
                 self._judge(exc, asks)
-                refused = isinstance(exc, BadRequestError)
+                refused = isinstance(exc, errors.BadRequestError)
                 if len(asks) == 1 or exc.retryable or (exc.fatal and not refused):
                     raise
             # one refused text (too long, filtered) must not fail the texts packed with it
             answers = [exc] * len(asks)
         outcomes = [a if isinstance(a, Exception) else self._predicted(a, part) for a in answers]
-        failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, ProviderError)]
+        failed = [
+            i for i, outcome in enumerate(outcomes) if isinstance(outcome, errors.ProviderError)
+        ]
         if len(asks) > 1:
             if failed:
                 await self._kept(asks, outcomes)
@@ -375,9 +355,9 @@ class Predictor:
                     outcomes[i] = outcome
         return outcomes
 
-    def _judge(self, error: ProviderError, asks: tuple[Ask, ...]) -> None:
+    def _judge(self, error: errors.ProviderError, asks: tuple[Ask, ...]) -> None:
         """Decide whether a 401, 403, 404 .. concerns these texts alone: others were answered."""
-        of_key = isinstance(error, (AuthenticationError, UnknownModelError))
+        of_key = isinstance(error, (errors.AuthenticationError, errors.UnknownModelError))
         if self._rejected is None or not of_key:
             return
         if len(self._rejected) < _MOST_REJECTED:
@@ -457,11 +437,8 @@ class Predictor:
 
     @staticmethod
     def _checked(answer: Answer, labels: LabelSet) -> Prediction | Exception:
-        for label, confidence in answer.stated:
-            error = _malformed(label, confidence)
-            if error is not None:
-                return error
-        return labels.predicted(answer)
+        faults = (_malformed(*said) for said in answer.stated)
+        return next(filter(None, faults), None) or labels.predicted(answer)
 
     async def _answer_part(
         self, asks: tuple[Ask, ...], step: int, part: LabelSet | None
@@ -493,46 +470,49 @@ class Predictor:
 
     def call(self, request: Request) -> Awaitable[Reply]:
         """Send a request, over HTTP or to a provider of the user."""
-        if self._wire is not None:
-            return self._transport.call(self._wire, request)
+        if self.wire is not None:
+            return self._transport.call(self.wire, request)
         return self._call_other(request)
 
     async def _call_other(self, request: Request) -> Reply:
-        assert self._other is not None
         # a local labeler may never suspend, so yield to other tasks here
         await asyncio.sleep(0)
         try:
-            reply = await self._transport.answer(self._other, request)
+            reply = await self._transport.answer(cast("Provider", self.provider), request)
         except asyncio.CancelledError as exc:
             if is_cancelled():
                 raise
-            raise ProviderError("the provider failed: what it waited for was cancelled") from exc
+            raise errors.ProviderError(
+                "the provider failed: what it waited for was cancelled"
+            ) from exc
         if len(reply.answers) != len(request.texts):
             # it is not known which text each answer is for
-            raise ReplyError(
+            raise errors.ReplyError(
                 f"the provider returned {len(reply.answers)} answers for {len(request.texts)} "
                 "texts; return one for each text, in their order"
             )
         return reply
 
 
-def _again(kind: type[ProviderError], message: str, status_code: int | None) -> ProviderError:
+def _again(
+    kind: type[errors.ProviderError], message: str, status_code: int | None
+) -> errors.ProviderError:
     """Return the error of a text that was refused before."""
     error = kind(message, status_code=status_code)
     error.fatal = False
     return error
 
 
-def _malformed(label: Any, confidence: Any) -> ReplyError | None:
+def _malformed(label: Any, confidence: Any) -> errors.ReplyError | None:
     """Return the error of a custom provider's label and confidence; None: they are valid."""
     if not isinstance(label, str) or (not label.isascii() and _SURROGATE.search(label)):
-        return ReplyError(
+        return errors.ReplyError(
             f"the provider's label is {label!r:.60}; give a string that UTF-8 can encode"
         )
     # NaN is not between 0 and 1; `Real` is slow to check
     number = isinstance(confidence, (float, Real))
     if confidence is not None and not (number and 0 <= float(confidence) <= 1):
-        return ReplyError(
+        return errors.ReplyError(
             f"the provider's confidence is {confidence!r:.60}; give a number from 0 to 1, or None"
         )
     return None

@@ -26,7 +26,7 @@ class FairQueue:
         self._queues: OrderedDict[ScheduledRun, deque[InFlightRequest]] = OrderedDict()
         self._size = 0
         #: Runs with more asks to come: their requests wait until they fill a call.
-        self._held_back: set[ScheduledRun] = set()
+        self.held_back: set[ScheduledRun] = set()
         #: While True, nothing is taken.
         self.paused = False
 
@@ -45,14 +45,6 @@ class FairQueue:
         self._queues.setdefault(run, deque()).append(request)
         self._size += 1
 
-    def hold_back(self, run: ScheduledRun) -> None:
-        """From now on, serve a run only when its requests fill a call."""
-        self._held_back.add(run)
-
-    def release(self, run: ScheduledRun) -> None:
-        """Serve a run again even if its requests do not fill a call."""
-        self._held_back.discard(run)
-
     def take(self) -> list[InFlightRequest]:
         """Remove and return the requests of one call; empty if none is ready."""
         if self.paused:
@@ -60,7 +52,7 @@ class FairQueue:
         for _ in range(len(self._queues)):
             run, queue = next(iter(self._queues.items()))
             self._queues.move_to_end(run)
-            if len(queue) < self.per_call and run in self._held_back:
+            if len(queue) < self.per_call and run in self.held_back:
                 continue
             before = len(queue)
             bundle = self._bundle(queue)

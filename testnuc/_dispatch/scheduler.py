@@ -20,19 +20,10 @@ from dataclasses import KW_ONLY, InitVar, dataclass
 from itertools import islice
 from typing import TypeAlias
 
+from testnuc import errors
 from testnuc._dispatch.inflight import Ask, InFlightRequest, Outcome, ScheduledRun
 from testnuc._dispatch.leases import Leases
 from testnuc._dispatch.queue import FairQueue, WorkerPool
-from testnuc.errors import (
-    AuthenticationError,
-    BadRequestError,
-    ConfigurationError,
-    ProviderError,
-    ReplyError,
-    StoreError,
-    TestNUCError,
-    UnknownModelError,
-)
 from testnuc.limits.budget import Meter
 from testnuc.protocols import Store
 from testnuc.transport import telemetry
@@ -126,7 +117,7 @@ class Scheduler:
         `ProviderError`: no call can succeed, as with a wrong key. `StoreError`: the store failed.
         """
         if self.closed:
-            raise ProviderError(_CLOSED)
+            raise errors.ProviderError(_CLOSED)
         run = ScheduledRun()
         self._runs[run] = None
         feeder = asyncio.create_task(self._feed(run, asks), name="testnuc-asks")
@@ -158,7 +149,7 @@ class Scheduler:
     async def _last_outcomes(self, run: ScheduledRun) -> None:
         """Wait up to `drain` seconds for the sent requests of a failed run: they are billed."""
         self._stop(run)
-        if not self.answered and not isinstance(run.failure, StoreError):
+        if not self.answered and not isinstance(run.failure, errors.StoreError):
             # they fail as well, and are not billed
             return
         with suppress(TimeoutError):
@@ -172,7 +163,7 @@ class Scheduler:
         # an async generator may wait for one of its own asks, which must not be held back
         eager = isinstance(asks, Iterable)
         if eager:
-            self._queue.hold_back(run)
+            self._queue.held_back.add(run)
         try:
             async with aclosing(_chunks(asks) if isinstance(asks, Iterable) else asks) as chunks:
                 first = True
@@ -192,7 +183,7 @@ class Scheduler:
             run.fed = True
             run.changed.set()
         finally:
-            self._queue.release(run)
+            self._queue.held_back.discard(run)
             self._workers.hire()
 
     async def _room(self, run: ScheduledRun, *, eager: bool) -> None:
@@ -203,24 +194,24 @@ class Scheduler:
                 await run.room.wait()
             elif len(run.outcomes) > self._most_unread:
                 # other runs may wait for requests that are held back
-                self._queue.release(run)
+                self._queue.held_back.discard(run)
                 self._workers.hire()
                 await run.room.wait()
                 if eager:
-                    self._queue.hold_back(run)
+                    self._queue.held_back.add(run)
             else:
                 return
 
     async def _claim(self, run: ScheduledRun, asks: list[Ask]) -> None:
         try:
             stored = await self._stored([ask.key for ask in asks])
-        except TestNUCError:
+        except errors.TestNUCError:
             # what is in flight is billed
             for ask in asks:
                 self._joins(run, ask)
             raise
         if self.closed:
-            raise ProviderError(_CLOSED)
+            raise errors.ProviderError(_CLOSED)
         if run.failure is not None:
             return
         # this loop does not await, so no other run can claim the same key meanwhile
@@ -259,10 +250,10 @@ class Scheduler:
         self._reading += 1
         try:
             stored = await self._store.get_predictions(keys)
-        except TestNUCError:
+        except errors.TestNUCError:
             raise
         except Exception as exc:
-            raise StoreError(f"the store failed: {type(exc).__name__}: {exc}") from exc
+            raise errors.StoreError(f"the store failed: {type(exc).__name__}: {exc}") from exc
         finally:
             self._reading -= 1
             fresh = self._fresh
@@ -308,8 +299,8 @@ class Scheduler:
             self._settle_suspects()
 
     def _fail(self, keys: list[bytes], error: Exception) -> None:
-        if not isinstance(error, StoreError):
-            cause, error = error, StoreError(f"leases failed: {error}")
+        if not isinstance(error, errors.StoreError):
+            cause, error = error, errors.StoreError(f"leases failed: {error}")
             error.__cause__ = cause
         known = [self.requests[key] for key in keys if key in self.requests]
         requests = [request for request in known if not request.sent]
@@ -381,7 +372,7 @@ class Scheduler:
         for request in bundle:
             key = request.ask.key
             wanted = self.requests.get(key) is request
-            request.sent = wanted and (key not in expired or leases.holds(key))
+            request.sent = wanted and (key not in expired or key in leases.held)
             request.queued = request.sent
         ready = [request for request in bundle if request.sent]
         # left by its run, and wanted by another one since
@@ -408,7 +399,7 @@ class Scheduler:
         kept = [(r, outcome) for r, outcome in pairs if not isinstance(outcome, NotSentError)]
         return [request for request, _ in kept], [outcome for _, outcome in kept]
 
-    async def _answered(self, bundle: Bundle) -> tuple[Sequence[Outcome], StoreError | None]:
+    async def _answered(self, bundle: Bundle) -> tuple[Sequence[Outcome], errors.StoreError | None]:
         """Return the outcome of each request, stored; and the error if they cannot be stored."""
         outcomes: Sequence[Outcome]
         try:
@@ -420,19 +411,23 @@ class Scheduler:
             for request, outcome in zip(bundle, outcomes, strict=True)
             if not isinstance(outcome, Exception)
         ]
-        if answered or any(isinstance(outcome, ReplyError) for outcome in outcomes):
+        if answered or any(isinstance(outcome, errors.ReplyError) for outcome in outcomes):
             self.answered = self._valid = True
         if not answered:
             return outcomes, None
         for outcome in outcomes:
-            if isinstance(outcome, (AuthenticationError, UnknownModelError)):
+            if isinstance(outcome, (errors.AuthenticationError, errors.UnknownModelError)):
                 # of a text in the same job, or in the same call
                 outcome.fatal = False
         try:
             rows = [ask.answered(self._scope, prediction) for ask, prediction in answered]
             standing = await self._store.put_predictions(rows)
         except Exception as exc:  # noqa: BLE001 - ends the waiting runs, which get the answers
-            broken = exc if isinstance(exc, StoreError) else StoreError(f"not stored: {exc}")
+            broken = (
+                exc
+                if isinstance(exc, errors.StoreError)
+                else errors.StoreError(f"not stored: {exc}")
+            )
             if broken is not exc:
                 broken.__cause__ = exc
             self.meter.unstored += len(answered)
@@ -440,7 +435,7 @@ class Scheduler:
             return outcomes, broken
         except asyncio.CancelledError:
             # the write stalls while the client closes
-            self._settle(bundle, outcomes, ProviderError(_CLOSED))
+            self._settle(bundle, outcomes, errors.ProviderError(_CLOSED))
             raise
         if self._reading:
             self._fresh.update(
@@ -475,7 +470,7 @@ class Scheduler:
                     continue
             else:
                 for outcome in outcomes:
-                    if isinstance(outcome, ProviderError):
+                    if isinstance(outcome, errors.ProviderError):
                         outcome.fatal = False
             self._settle(bundle, outcomes)
         self._pause()
@@ -492,7 +487,7 @@ class Scheduler:
 
     def _is_suspect(self, outcome: Outcome) -> bool:
         """Whether a rejection may be that of every request, as none of them was accepted."""
-        if isinstance(outcome, BadRequestError):
+        if isinstance(outcome, errors.BadRequestError):
             return outcome.fatal and not self._valid
         return _is_fatal(outcome) and not self.answered
 
@@ -525,16 +520,16 @@ class Scheduler:
             self.requests.pop(request.ask.key, None)
             for run, _ in request.waiters:
                 run.open -= 1
-                run.fail(ProviderError(_CLOSED))
+                run.fail(errors.ProviderError(_CLOSED))
             request.waiters = []
 
     def _stops_the_run(self, error: Exception) -> bool:
-        if isinstance(error, (StoreError, ConfigurationError)):
+        if isinstance(error, (errors.StoreError, errors.ConfigurationError)):
             return True
-        if isinstance(error, BadRequestError):
+        if isinstance(error, errors.BadRequestError):
             # once any request was answered, the format is valid and the error is due to this text
             return error.fatal and not self._valid
-        return isinstance(error, ProviderError) and error.fatal
+        return isinstance(error, errors.ProviderError) and error.fatal
 
     def _stop(self, run: ScheduledRun) -> None:
         """Remove the unsent requests of a failed run."""
@@ -572,7 +567,7 @@ class Scheduler:
             # also those that wait for the store
             self._ended = True
             for run in self._runs:
-                run.fail(ProviderError(_CLOSED))
+                run.fail(errors.ProviderError(_CLOSED))
             if self._leases is not None:
                 try:
                     await asyncio.gather(*self._claims, return_exceptions=True)
@@ -583,7 +578,10 @@ class Scheduler:
 
 
 def _is_fatal(outcome: Outcome) -> bool:
-    return isinstance(outcome, (AuthenticationError, UnknownModelError)) and outcome.fatal
+    return (
+        isinstance(outcome, (errors.AuthenticationError, errors.UnknownModelError))
+        and outcome.fatal
+    )
 
 
 async def _chunks(asks: Iterable[Ask]) -> AsyncGenerator[list[Ask], None]:

@@ -76,6 +76,10 @@ class Components:
     #: The process that opened it; threads and connections do not survive a fork.
     _process: int | None = None
     _store_open = False
+    #: Created when the batch lane is first used.
+    batch_lane: BatchLane | None = None
+    #: Whether a warning of a small pool was given.
+    warned = False
     #: Gives the store the dates of the answers.
     _noting: asyncio.Task[None] | None = None
 
@@ -146,7 +150,19 @@ class Components:
             meter=self.meter,
             telemetry=self.telemetry,
         )
-        predictor_of = partial(self._predictor_of, provider, instructions)
+
+        def predictor_of(shortlist: int | str | None) -> Predictor:
+            way: Any = ("levels",) if shortlist == "levels" else (shortlist, self.embedding.name)
+            return Predictor(
+                provider,
+                self.transport,
+                self.labels,
+                self.sampling,
+                instructions=instructions,
+                shortlist=None if shortlist is None else way,
+                store=self.store,
+            )
+
         #: Labels in a prompt, or "levels"; None: all.
         self.shortlist, note = checked_shortlist(
             shortlist,
@@ -165,10 +181,7 @@ class Components:
             workers=self.limits.concurrency,
             per_call=per_call,
         )
-        #: Created when the batch lane is first used.
-        self.batch_lane: BatchLane | None = None
         self.pipeline = Pipeline(
-            self.labels,
             settings,
             method,
             neighbors,
@@ -213,22 +226,8 @@ class Components:
         self.internals = internals
         self._opening: asyncio.Task[None] | None = None
         self._closed = False
-        #: Whether a warning of a small pool was given.
-        self.warned = False
         #: Set when everything is closed.
         self._ended = asyncio.Event()
-
-    def _predictor_of(
-        self,
-        provider: Provider | WireProvider,
-        instructions: str | None,
-        shortlist: int | str | None,
-    ) -> Predictor:
-        shown: tuple[Any, ...] | None = None
-        if shortlist is not None:
-            shown = ("levels",) if shortlist == "levels" else (shortlist, self.embedding.name)
-        common = provider, self.transport, self.labels, self.sampling
-        return Predictor(*common, instructions=instructions, shortlist=shown, store=self.store)
 
     async def ready(
         self, lane: str = "live", *, opened: Callable[[], Awaitable[None]] | None = None
@@ -317,14 +316,17 @@ class Components:
             self.predictor.scope, self.facts | _known(answered=answered or None)
         )
 
+    async def scopes(self) -> list[tuple[bytes, dict[str, Any]]]:
+        """Return all scopes of the store and their facts, if it knows them."""
+        known = getattr(self.store, "scopes", None)
+        return [] if known is None else [*await known()]
+
     async def answered(self) -> dict[str, list[str]]:
         """Return which models answered, by the name that the provider reported ("": none).
 
         Of each the first and the last date, and the version of testnuc.
         """
-        scopes = getattr(self.store, "scopes", None)
-        facts = {} if scopes is None else dict(await scopes()).get(self.predictor.scope, {})
-        found = facts.get("answered")
+        found = dict(await self.scopes()).get(self.predictor.scope, {}).get("answered")
         # older versions did not note it, and others may write to a store
         known = {
             str(name): list(map(str, of))
@@ -339,8 +341,7 @@ class Components:
 
     async def referees(self) -> list[str]:
         """Return which referees answered about these labels, as far as the store notes them."""
-        scopes, labels = getattr(self.store, "scopes", None), [*self.labels.names]
-        noted = () if scopes is None else (facts for _, facts in await scopes())
+        labels, noted = [*self.labels.names], [facts for _, facts in await self.scopes()]
         alike = (f for f in noted if f.get("referee") is True and f.get("labels") == labels)
         return sorted({str(facts.get("model")) for facts in alike})
 
@@ -370,11 +371,10 @@ class Components:
     async def _require_address(self) -> None:
         """Check that no address was forgotten: texts would be sent to another company."""
         model, base_url, _ = self._address
-        scopes = getattr(self.store, "scopes", None)
         named = base_url is not None or not isinstance(model, str)
-        if named or scopes is None or await self.store.count(self.predictor.scope):
+        if named or await self.store.count(self.predictor.scope):
             return
-        for scope, facts in await scopes():
+        for scope, facts in await self.scopes():
             alike = all(facts.get(name) == self.facts[name] for name in ("model", "labels"))
             if alike and (url := facts.get("base_url")) and await self.store.count(scope):
                 raise InvalidInputError(

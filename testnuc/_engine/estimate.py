@@ -64,9 +64,8 @@ class Estimator:
                 f"the store has predictions for {n:,} texts by prompts with all labels; "
                 "shortlist=None uses them"
             )
-        scopes = getattr(self._parts.store, "scopes", None)
         labels = list(self._predictor.labels.names)
-        for scope, facts in await scopes() if scopes is not None else ():
+        for scope, facts in await self._parts.scopes():
             others = facts.get("labels") or []
             if (
                 facts.get("model") == self._parts.model

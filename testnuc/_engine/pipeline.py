@@ -24,7 +24,6 @@ from testnuc.embedders.cache import EmbeddingCache
 from testnuc.errors import EmbeddingError, ProviderError, StoreError, with_count, with_note
 from testnuc.head import Head
 from testnuc.index.matching import empty_matches
-from testnuc.labels import LabelSet
 from testnuc.protocols import Index, Method, PoolText, Store
 from testnuc.transport.calls import PATIENCE
 from testnuc.trust.auto_policy import MIN_PREDICTIONS, VoteSettings
@@ -47,7 +46,6 @@ _PATIENCE = 5.0
 class Pipeline:
     """Embeds, retrieves and predicts for one client."""
 
-    labels: LabelSet
     #: Replaced as a whole; each run reads it once. ``settings.retrieved`` neighbors are retrieved,
     #: of which ``settings.k`` vote.
     settings: VoteSettings
@@ -110,7 +108,7 @@ class Pipeline:
         """
         # a head may label all texts
         ask_first = ask_first and self.head is None and self.examples is None
-        ask_first = ask_first and self.shortlist is None and self.predictor.over_http
+        ask_first = ask_first and self.shortlist is None and self.predictor.wire is not None
         settings, first, failure = self.settings, None, None
         asking: asyncio.Task[Exception | None] | None = None
         known = await self.pool.labels([entry.hash for entry in texts])
@@ -118,12 +116,12 @@ class Pipeline:
             entry if label is None else replace(entry, label=label)
             for entry, label in zip(texts, known, strict=True)
         ]
-        texts = without_foreign_labels(texts, self.labels)
+        texts = without_foreign_labels(texts, self.predictor.labels)
         if ask_first and (on_answered is not None or not self.lanes["live"].answered):
             first = self.retriever.alone(texts, settings)
             places: Sequence[int] = range(len(texts))
             if self.ask is not None:
-                places = asked_first(texts, len(self.labels.names), self.ask, settings)
+                places = asked_first(texts, len(self.predictor.labels.names), self.ask, settings)
             if not self._serves:
                 await self._ask_first(first, places)
             if on_answered is not None:

@@ -111,8 +111,6 @@ class Run:
         here = [self.layers[name].here for name in _SKIPPING if name in self.layers]
         return int(np.logical_or.reduce(here).sum()) if here else 0
 
-    # -- the chain --
-
     def _layers(self) -> list[tuple[str, Layer]]:
         """Return the labelers above the vote, the strongest last."""
         return [(name, self.layers[name]) for name in _CHAIN if name in self.layers]
@@ -156,8 +154,6 @@ class Run:
         elif self.is_skipped(place):
             share = margin = 0.0
         return weights, share, margin, voters
-
-    # -- what a result says --
 
     def trust(
         self, place: int, labels: Labels, share: float, basis: tuple[Float64s, int]

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, 
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from testnuc._base.checks import hash_text, valid_text, values
+from testnuc._base.checks import valid_text, values
 from testnuc._base.loop_thread import is_cancelled
 from testnuc._engine.batch import FATAL_ERRORS
 from testnuc._engine.escalation import Escalation
@@ -81,7 +81,7 @@ class _Window:
         if problem is None and self.run is not None:
             return classification(self.run, self.places[position], index, text)
         error = stream.stopped if problem is None else InvalidInputError(f"text {index} {problem}")
-        return stream.pipeline.labels.unlabeled(index, text, error)
+        return stream.pipeline.predictor.labels.unlabeled(index, text, error)
 
 
 @dataclass(eq=False)
@@ -139,7 +139,7 @@ class _Stream:
         places = list(range(len(texts)))
         if PATIENCE.get().seconds is None:
             return [places]
-        entries = [PoolText(text, hash_text(text)) for text in texts]
+        entries = [PoolText.of(text) for text in texts]
         stored = await self.pipeline.retriever.stored(entries)
         labels = await self.pipeline.pool.labels([entry.hash for entry in entries])
         known = [p for p, *of in zip(places, stored, labels, strict=True) if of != [None, None]]

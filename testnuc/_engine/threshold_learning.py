@@ -10,25 +10,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from testnuc._base.arrays import Bools, Float16s
+from testnuc._base.arrays import Bools, Float16s, Float64s
 from testnuc._engine.argmax_learning import MOST_TEXTS, Offer
 from testnuc._engine.components import Components
 from testnuc._engine.labelers import judged_of, scores_in
 from testnuc._engine.run import Run
+from testnuc.trust import thresholds
 from testnuc.trust.evidence import Judged, Judgment, drawn_here, gain_of
 from testnuc.trust.head import FOLDS, LinearHead, fit_folds, folds_of
 from testnuc.trust.learned import Learned, fallen, of_judged
 from testnuc.trust.review import ReviewContext
 from testnuc.trust.shares import Share
-from testnuc.trust.thresholds import (
-    Decides,
-    LabelScores,
-    Thresholds,
-    counts,
-    exactly,
-    fit_thresholds,
-    jaccard,
-)
+from testnuc.trust.thresholds import Decides, LabelScores, Thresholds, exactly
 from testnuc.types import SEPARATOR
 from testnuc.voting import Labels, places_of, starts_of_rows
 
@@ -194,14 +187,20 @@ def learn_thresholds(
             continue
         limits = np.full((FOLDS, n_classes), usual, dtype=np.float32)
         if kind in {"thresholds", "head"}:
-            limits = fit_thresholds(taught, right, n_classes, usual, with_head=kind == "head")
+            limits = thresholds.fit_thresholds(
+                taught, right, n_classes, usual, with_head=kind == "head"
+            )
         rules[kind] = Thresholds(
             kind, limits, tuple(heads) if kind == "head" else (), protected=protected
         )
-    before, gains = jaccard(*counts(some.vote, truth, some.vote.given)), {}
+
+    def index(given: Bools) -> Float64s:
+        return thresholds.jaccard(*thresholds.counts(some.vote, truth, given))
+
+    before, gains = index(some.vote.given), {}
     for kind, rule in rules.items():
         others = rule.given(some)
-        values = np.where(known, jaccard(*counts(some.vote, truth, others)) - before, 0.0)
+        values = np.where(known, index(others) - before, 0.0)
         changed = np.bincount(some.vote.rows, others != some.vote.given, minlength=len(some)) > 0
         skipped, alpha = changed & ~known, _ALPHA * tried[kind] / sum(tried.values())
         nothing = Share(0.0, 0.0, 0.0)

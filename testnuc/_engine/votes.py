@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 
+from testnuc import voting
 from testnuc._base.arrays import Bools, Float64s, Int64s
 from testnuc._base.checks import IMPORTING
 from testnuc._engine.batch import Answers, TextBatch
@@ -13,15 +14,7 @@ from testnuc.protocols import PoolText
 from testnuc.trust.auto_policy import VoteSettings, correct, diagnose, factors
 from testnuc.trust.diagnosis import Decision, Diagnosis
 from testnuc.types import Prediction
-from testnuc.voting import (
-    Labels,
-    VotePolicy,
-    VoteResult,
-    decided,
-    keep_own,
-    vote_multilabel,
-    vote_pool,
-)
+from testnuc.voting import Labels, VotePolicy, VoteResult
 
 #: Neighbors in the first wave, and the fewest in each further wave.
 _FIRST_WAVE = 5
@@ -36,6 +29,7 @@ class Votes:
 
     def __init__(self, batch: TextBatch, answers: Answers, settings: VoteSettings) -> None:
         self._batch, self._answers = batch, answers
+        self._n_classes = len(batch.labels.names)
         #: Replaced as a whole by `decide`.
         self.settings = settings
         #: The decision of the auto policy, or of `learn`; else None.
@@ -50,10 +44,6 @@ class Votes:
         self._scale: Float64s | None = None
 
     @property
-    def _n_classes(self) -> int:
-        return len(self._batch.labels.names)
-
-    @property
     def policy(self) -> VotePolicy:
         """The vote policy; weighted by similarity until one is decided."""
         return self.settings.policy or VotePolicy.weighted()
@@ -65,8 +55,6 @@ class Votes:
             return neighbors
         beyond = np.arange(neighbors.shape[1]) >= self._limit[rows][:, None]
         return np.where(beyond, np.int64(-1), neighbors)
-
-    # -- decisions --
 
     def diagnose(self) -> Diagnosis:
         """Diagnose the predictions of the own texts and their neighbors."""
@@ -113,8 +101,6 @@ class Votes:
             mass += result.votes.sum(axis=0)
         self._scale = factors(mass, prior, self.settings.prior_power)
 
-    # -- early exit --
-
     def waves(self) -> list[int]:
         """Return the numbers of neighbors at which each wave ends: 5, 10, 15, 20, 25, 31, .., all.
 
@@ -139,7 +125,7 @@ class Votes:
         labels = np.where(ids >= 0, answers.label[ids], -1).astype(np.int32)
         confidences = np.where(ids >= 0, answers.confidence[ids], np.nan).astype(np.float32)
         similarities = np.where(ids >= 0, self._batch.similarities[rows, :k], 0)
-        certain = decided(
+        certain = voting.decided(
             np.concatenate([own, labels], axis=1),
             np.concatenate([np.ones_like(own), similarities], axis=1, dtype=np.float32),
             np.concatenate([answers.confidence[rows][:, None], confidences], axis=1),
@@ -151,8 +137,6 @@ class Votes:
         self.complete[stopped] = False
         self._limit[stopped] = known
         return certain
-
-    # -- votes --
 
     def label(self, rows: slice | Int64s) -> Labels:
         """Label some of the own texts by their votes."""
@@ -192,7 +176,7 @@ class Votes:
         self, rows: Int64s, neighbors: Int64s, policy: VotePolicy, *, votes: bool
     ) -> VoteResult:
         answers = self._answers
-        return vote_pool(
+        return voting.vote_pool(
             neighbors,
             self._batch.similarities[rows, : neighbors.shape[1]],
             answers.label,
@@ -208,7 +192,7 @@ class Votes:
         """Vote for each label alone on some of the own texts."""
         k, own, pool = self.settings.k, np.arange(self._batch.n_own)[rows], self._answers.labels()
         assert self.settings.threshold is not None
-        voted = vote_multilabel(
+        voted = voting.vote_multilabel(
             self._batch.neighbors[rows, :k],
             self._batch.similarities[rows, :k],
             own,
@@ -219,7 +203,7 @@ class Votes:
         )
         # where nobody could vote, an answer of the text itself is known to hold
         voted = replace(voted, known=voted.known | pool.known[own])
-        return keep_own(voted, own, pool) if self.settings.llm_by_default else voted
+        return voting.keep_own(voted, own, pool) if self.settings.llm_by_default else voted
 
 
 def note_of_kept(votes: Votes, n: int) -> str:

@@ -126,7 +126,7 @@ class ResponseReader:
     """Decodes response bodies, in the process that sent the requests or in any other."""
 
     def __init__(self, provider: WireProvider, task: Task, labels: LabelSet) -> None:
-        self._provider = provider
+        self.provider = provider
         self._whole = task, labels
 
     @cached_property
@@ -146,7 +146,7 @@ class ResponseReader:
         """
         task, labels = self._part if partial else self._whole
         try:
-            reply = self._provider.decode(Request(task, "", _UNKNOWN * texts), body)
+            reply = self.provider.decode(Request(task, "", _UNKNOWN * texts), body)
         except errors.ReplyError as error:
             return [error] * texts, getattr(error, "usage", None)
         outcomes: list[Outcome] = [
@@ -159,10 +159,6 @@ class ResponseReader:
                 for o in outcomes
             ]
         return outcomes, reply.usage
-
-    def error(self, status: int, body: bytes) -> Exception:
-        """Return the error of a failed request."""
-        return self._provider.error(status, {}, body)
 
 
 class BatchOutcomes:
@@ -191,7 +187,7 @@ class BatchOutcomes:
             if not line.status:
                 self._expired.add(number)
             why = f"the batch ended before this request was executed ({line.why})"
-            error = self._reader.error(line.status, line.body) if line.status else None
+            error = self._reader.provider.error(line.status, {}, line.body) if line.status else None
             self._failed.setdefault(number, error or errors.NotAnsweredError(why))
             return
         item = self._items[number]

@@ -9,16 +9,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from testnuc import errors
 from testnuc._dispatch.inflight import LAST_STEP, Ask, Outcome
 from testnuc.batch.base import NoneChosenError, QueueFullError
 from testnuc.batch.manifest import Item, RequestedPrediction
-from testnuc.errors import (
-    BadRequestError,
-    ProviderError,
-    ReplyError,
-    TruncatedReplyError,
-    UnreadableReplyError,
-)
 from testnuc.limits.policies import BatchPolicy
 from testnuc.protocols import Task, WireProvider
 
@@ -31,6 +25,8 @@ _QUEUED = 50
 #: Most executed requests for a text whose results could not be read, or did not come: they are
 #: billed, and the next is rarely better.
 _MOST_BILLED = 2
+#: Errors that one text of a packed request may cause for all.
+_OF_TEXTS = (errors.BadRequestError, errors.ReplyError)
 
 
 @dataclass(slots=True, eq=False)
@@ -157,10 +153,10 @@ class RetryRounds:
     def again(self, asks: Sequence[Ask], outcomes: Mapping[bytes, Outcome]) -> list[Ask]:
         """Return the asks of a round to send again."""
         failed = [ask for ask in asks if isinstance(outcomes.get(ask.key), Exception)]
-        errors = [outcomes[ask.key] for ask in failed]
-        full = any(isinstance(error, QueueFullError) for error in errors)
+        failures = [outcomes[ask.key] for ask in failed]
+        full = any(isinstance(error, QueueFullError) for error in failures)
         self.queue_full_rounds = self.queue_full_rounds + 1 if full else 0
-        adapted = self._adapted(errors)
+        adapted = self._adapted(failures)
         # no outcome: their batch was never created
         again = [ask for ask in asks if ask.key not in outcomes]
         for ask in failed:
@@ -180,22 +176,18 @@ class RetryRounds:
                 again.append(ask)
                 continue
             self._tries[ask.key] += 1
-            if self._may_help(ask, error) and not last:
+            # one text may have failed a packed request
+            packed = ask.key not in self.alone and isinstance(error, _OF_TEXTS)
+            may_help = isinstance(error, errors.ProviderError) and (error.retryable or packed)
+            if may_help and not last:
                 left = again if self._tries[ask.key] < self._most else self.rest
                 left.append(replace(ask, step=LAST_STEP) if self._billed[ask.key] else ask)
             self.alone.add(ask.key)
         return again
 
-    def _may_help(self, ask: Ask, error: object) -> bool:
-        """Whether a retry can succeed: one text may have failed a packed request."""
-        if not isinstance(error, ProviderError):
-            return False
-        packed = ask.key not in self.alone
-        return error.retryable or (packed and isinstance(error, (BadRequestError, ReplyError)))
-
-    def _adapted(self, errors: Iterable[object]) -> bool:
+    def _adapted(self, failures: Iterable[object]) -> bool:
         """Whether the request format has changed, so that refused requests can be retried."""
-        kinds = {type(error): error for error in errors if _about_form(error)}
+        kinds = {type(error): error for error in failures if _about_form(error)}
         if not kinds or self._adaptations >= _ADAPTATIONS:
             return False
         changed = getattr(self._provider, "dialect", None) is not self._dialect
@@ -208,6 +200,6 @@ class RetryRounds:
 
 
 def _about_form(error: object) -> bool:
-    if isinstance(error, BadRequestError):
+    if isinstance(error, errors.BadRequestError):
         return error.fatal
-    return isinstance(error, (TruncatedReplyError, UnreadableReplyError))
+    return isinstance(error, (errors.TruncatedReplyError, errors.UnreadableReplyError))

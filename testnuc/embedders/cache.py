@@ -153,20 +153,19 @@ class EmbeddingCache:
 
     async def _chunk(self, texts: Sequence[PoolText], on_embedded: OnEmbedded) -> list[Row]:
         hashes = [entry.hash for entry in texts]
-        found: list[Row | None] = [*await self._pool.stored_vectors(hashes)]
-        missing = [i for i, vector in enumerate(found) if vector is None]
+        found: dict[int, Row | None] = dict(enumerate(await self._pool.stored_vectors(hashes)))
+        missing = [i for i, vector in found.items() if vector is None]
         if missing and self._store.durable:
             stored = await self._store.get_vectors(self.name, [hashes[i] for i in missing])
-            for i, vector in zip(missing, stored, strict=True):
-                found[i] = vector
+            found |= zip(missing, stored, strict=True)
             missing = [i for i in missing if found[i] is None]
-        self._dim = next((len(row) for row in found if isinstance(row, np.ndarray)), self._dim)
+        known = (len(row) for row in found.values() if isinstance(row, np.ndarray))
+        self._dim = next(known, self._dim)
         on_embedded(len(texts) - len(missing))
         if missing:
             new = await self._new([texts[i] for i in missing], on_embedded)
-            for i, row in zip(missing, new, strict=True):
-                found[i] = row
-        return [row for row in found if row is not None]
+            found |= zip(missing, new, strict=True)
+        return [row for row in found.values() if row is not None]
 
     async def _new(self, texts: Sequence[PoolText], on_embedded: OnEmbedded) -> list[Row]:
         """Embed texts and store their vectors; an error does not lose those of other texts."""

@@ -8,6 +8,7 @@ from typing import TypeVar, Unpack
 import numpy as np
 
 from testnuc._base.arrays import Float16s, Int64s
+from testnuc._base.loop_thread import is_cancelled
 from testnuc.errors import StoreError
 from testnuc.index.matching import Where, check_dim, empty_matches, ranks_of
 from testnuc.index.nearest import EXACT_BELOW, NearestVectors
@@ -30,8 +31,7 @@ async def _result(running: Future[_T]) -> _T:
     try:
         return await asyncio.wrap_future(running)
     except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if running.cancelled() and task is not None and not task.cancelling():
+        if running.cancelled() and not is_cancelled():
             raise StoreError(_CLOSED) from None
         raise
 

@@ -160,14 +160,11 @@ class Graph:
         if count == 0:
             return found
         matches = self._index.search(queries, count, threads=0)
-        if len(queries) == 1:
-            # usearch returns another type for a single query, without counts
-            keys = np.asarray(matches.keys).reshape(-1)
-            found[0, : len(keys)] = keys.astype(np.int64)
-            return found
-        # usearch pads with key 0
-        filled = np.arange(matches.keys.shape[1])[None, :] < np.asarray(matches.counts)[:, None]
-        found[:, : matches.keys.shape[1]] = np.where(filled, matches.keys.astype(np.int64), -1)
+        keys = np.atleast_2d(matches.keys).astype(np.int64)
+        width = keys.shape[1]
+        # usearch returns another type for a single query, without counts; it pads with key 0
+        counts = np.array([width]) if len(queries) == 1 else np.asarray(matches.counts)
+        found[:, :width] = np.where(np.arange(width) < counts[:, None], keys, -1)
         return found
 
     def _widen(self) -> None:

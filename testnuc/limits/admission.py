@@ -85,7 +85,7 @@ class Admission:
     @property
     def in_flight(self) -> int:
         """Number of calls in flight."""
-        return self._quota.requests
+        return self._quota.flying[0]
 
     @property
     def paused(self) -> float:
@@ -95,7 +95,7 @@ class Admission:
     @property
     def pause(self) -> float:
         """Seconds left of a pause for which the provider asked more than a minute, else 0."""
-        return self._concurrency.long_pause(self._clock())
+        return self.paused if self._concurrency.is_long else 0.0
 
     def try_acquire(self, input_tokens: int = 0, max_output_tokens: int = 0) -> Permit | None:
         """Admit a call by its estimated input and most output tokens; None if it must wait.
@@ -232,11 +232,22 @@ class Admission:
         """Admit waiters from the head while they fit; set the timer for the first that does not."""
         now = self._clock()
         asked, pause = self._concurrency.asked_until - now, self._concurrency.paused_until - now
-        if pause > 0 and asked > self._deadline:
-            self._dismiss_all(asked, pause)
-            return
         while (head := self._head()) is not None:
             queue, waiter = head
+            if pause > 0 and asked > self._deadline:
+                # the server asked for a pause longer than a call may take
+                queue.popleft()
+                waiter.future.set_exception(
+                    RateLimitedError(
+                        f"the provider asked to wait another {spell(asked)}, longer than the "
+                        f"deadline of a call ({self._deadline:g} s); a call is sent again in "
+                        f"{spell(pause)}; try again then, or raise the deadline of the retry "
+                        "policy",
+                        retry_after=min(asked, LONGEST_WAIT),
+                        attempts=0,
+                    )
+                )
+                continue
             size = self._expected(waiter.input_tokens, waiter.max_output_tokens)
             delay = self._delay(now, size)
             if delay > 0:
@@ -260,18 +271,3 @@ class Admission:
         self._timer = None
         self._timer_at = _FOREVER
         self._drain()
-
-    def _dismiss_all(self, asked: float, pause: float) -> None:
-        """Fail all waiters: the server asked for a pause longer than a call may take."""
-        while (head := self._head()) is not None:
-            queue, waiter = head
-            queue.popleft()
-            waiter.future.set_exception(
-                RateLimitedError(
-                    f"the provider asked to wait another {spell(asked)}, longer than the deadline "
-                    f"of a call ({self._deadline:g} s); a call is sent again in {spell(pause)}; "
-                    "try again then, or raise the deadline of the retry policy",
-                    retry_after=min(asked, LONGEST_WAIT),
-                    attempts=0,
-                )
-            )

@@ -74,7 +74,7 @@ class Concurrency:
         #: What the server asked for; the pause may be shorter.
         self.asked_until = _NEVER
         #: Whether that is long, and whether it was logged since the server last answered.
-        self._is_long = self._warned = False
+        self.is_long = self._warned = False
         self._paused_at = _NEVER
         #: When the server asked for a wait beyond the longest pause first, since it answered.
         self._doubted_at = _NEVER
@@ -167,9 +167,9 @@ class Concurrency:
         asked = now + wait
         if now < self.paused_until:
             asked = max(self.asked_until, asked)
-            self._is_long = self._is_long or wait > LONG
+            self.is_long = self.is_long or wait > LONG
         else:
-            self._is_long = wait > LONG
+            self.is_long = wait > LONG
         self.asked_until = asked
         shorter = min(wait, self._longest)
         spread = self._rng.uniform(0.0, _SPREAD + _SPREAD_PART * shorter)
@@ -193,10 +193,6 @@ class Concurrency:
         asked = "the provider asks all calls to wait for %s (Retry-After)%s"
         again = f"; it is asked again after {spell(shorter)}" if shorter < wait else ""
         _log.log(level, asked, spell(wait), again)
-
-    def long_pause(self, now: float) -> float:
-        """Return the seconds left of a pause for which the server asked long, else 0."""
-        return max(0.0, self.paused_until - now) if self._is_long else 0.0
 
     @property
     def _patience(self) -> float:

@@ -131,10 +131,6 @@ class Quota:
                 "ignored until it refuses a call", self.kind, self.remaining,
             )  # fmt: skip
 
-    def refused(self) -> None:
-        """Believe the header again: the server refused a request."""
-        self.ignored, self.tested = False, True
-
 
 class ServerQuota:
     """All limits of the provider, and the requests and tokens in flight.
@@ -149,25 +145,20 @@ class ServerQuota:
         #: Number of quotas that are low.
         self.low = 0
         #: Requests in flight, and their input and output tokens by the estimates.
-        self._flying = (0, 0, 0)
-
-    @property
-    def requests(self) -> int:
-        """Number of requests in flight."""
-        return self._flying[0]
+        self.flying = (0, 0, 0)
 
     def sent(self, size: tuple[int, int]) -> None:
         """Count a request that is sent now, with its input and output tokens."""
-        requests, sent, received = self._flying
-        self._flying = requests + 1, sent + size[0], received + size[1]
+        requests, sent, received = self.flying
+        self.flying = requests + 1, sent + size[0], received + size[1]
         if self.low:
             for quota in self._quotas:
                 quota.left -= _amount(quota.kind, (1, *size))
 
     def ended(self, size: tuple[int, int]) -> None:
         """Count a request that is no longer in flight."""
-        requests, sent, received = self._flying
-        self._flying = requests - 1, sent - size[0], received - size[1]
+        requests, sent, received = self.flying
+        self.flying = requests - 1, sent - size[0], received - size[1]
 
     def observe(
         self, headers: Mapping[str, str], size: tuple[int, int], now: float, wall: float
@@ -178,7 +169,7 @@ class ServerQuota:
             if quota.remaining not in headers:
                 continue
             amount = _amount(quota.kind, (1, *size))
-            flying = _amount(quota.kind, self._flying) - amount
+            flying = _amount(quota.kind, self.flying) - amount
             plenty = self._max_concurrency * amount
             quota.observe(headers, flying=flying, plenty=plenty, now=now, wall=wall)
         self.low = sum(quota.low for quota in self._quotas)
@@ -191,9 +182,9 @@ class ServerQuota:
             self.low = sum(quota.low for quota in self._quotas)
 
     def refused(self) -> None:
-        """Note that the server refused a request."""
+        """Believe all headers again: the server refused a request."""
         for quota in self._quotas:
-            quota.refused()
+            quota.ignored, quota.tested = False, True
 
     def delay(self, now: float, size: tuple[int, int]) -> float:
         """Return the seconds until a request of this size may be sent."""
@@ -202,11 +193,11 @@ class ServerQuota:
             if not quota.low:
                 continue
             if now >= quota.until:
-                flying = _amount(quota.kind, self._flying)
+                flying = _amount(quota.kind, self.flying)
                 if not quota.reopen(flying, now):
                     self.low -= 1
                     continue
-            alone = self.requests == 0 and quota.left > 0
+            alone = self.flying[0] == 0 and quota.left > 0
             if quota.left < _amount(quota.kind, (1, *size)) and not alone:
                 delay = max(delay, quota.until - now)
                 quota.log_wait()

@@ -16,19 +16,9 @@ from typing import Any, ClassVar
 
 import orjson
 
+from testnuc import errors
 from testnuc._base.foreign import read_json, write_json
-from testnuc.errors import (
-    BadRequestError,
-    ContentRefusedError,
-    EmptyReplyError,
-    InvalidInputError,
-    ProviderError,
-    RefusalError,
-    ReplyError,
-    TruncatedReplyError,
-    UnreadableReplyError,
-    printable,
-)
+from testnuc.errors import printable
 from testnuc.limits.budget import BYTES_PER_TOKEN
 from testnuc.prompts.reading import parse_reply, without_thinking
 from testnuc.protocols import Answer, Answers, Reply, Request, Task, TokenUsage
@@ -118,7 +108,7 @@ class HTTPProvider(ABC):
         trust_env: bool = False,
     ) -> None:
         if not isinstance(model, str) or not model.strip():
-            raise InvalidInputError(f"the model name is {model!r}; give a non-empty string.")
+            raise errors.InvalidInputError(f"the model name is {model!r}; give a non-empty string.")
         self.model = model
         self.identity = endpoint.at(base_path)
         self.url = endpoint.at(base_path + call_path)
@@ -163,7 +153,7 @@ class HTTPProvider(ABC):
         try:
             user = orjson.dumps(request.user)
         except TypeError as problem:
-            raise InvalidInputError(f"the prompt cannot be sent: {problem}.") from problem
+            raise errors.InvalidInputError(f"the prompt cannot be sent: {problem}.") from problem
         return prepared.prefix + user[1:-1] + prepared.suffix
 
     def reserve(self, request: Request) -> tuple[int, int]:
@@ -180,7 +170,7 @@ class HTTPProvider(ABC):
         """Raise an error if this provider does not support a task, or an option is reserved."""
         wrong = sorted(self.reserved & task.options.keys())
         if wrong:
-            raise InvalidInputError(
+            raise errors.InvalidInputError(
                 f"request_options may not set {', '.join(wrong)}: testnuc sets it itself."
             )
 
@@ -189,21 +179,18 @@ class HTTPProvider(ABC):
         """Return the parts of the body for `n` texts."""
 
     def _of(self, request: Request) -> _Prepared:
-        key = (request.task, len(request.texts), request.step)
-        return self._prepared.get(key) or self._prepare(request)
-
-    def _prepare(self, request: Request) -> _Prepared:
-        task, n = request.task, len(request.texts)
+        key = task, n, step = request.task, len(request.texts), request.step
+        if (known := self._prepared.get(key)) is not None:
+            return known
         self.validate(task)
-        body, sent = self._parts(task, n, request.step)
+        body, sent = self._parts(task, n, step)
         suffix = b'"}]' + (b"," + orjson.dumps(sent)[1:] if sent else b"}")
         sent_tokens = int((len(body.opening) + len(suffix)) / BYTES_PER_TOKEN) + OVERHEAD_TOKENS
         most = UNLIMITED_OUTPUT if body.output_tokens is None else body.output_tokens
-        prepared = _Prepared(body.opening, suffix, sent_tokens, most)
         if len(self._prepared) >= _PREPARED:
             self._prepared.clear()
-        self._prepared[task, n, request.step] = prepared
-        return prepared
+        self._prepared[key] = _Prepared(body.opening, suffix, sent_tokens, most)
+        return self._prepared[key]
 
     def _parts(self, task: Task, n: int, step: int) -> tuple[Body, dict[str, Any]]:
         """Return the parts of a body, and its parameters as they are sent."""
@@ -235,15 +222,15 @@ class HTTPProvider(ABC):
         users = set(task.options)
         if task.reasoning_effort not in (LEAST, None):
             users.add("reasoning_effort")
-        if isinstance(error, TruncatedReplyError):
+        if isinstance(error, errors.TruncatedReplyError):
             if before.tight and users.isdisjoint(LIMITS):
                 after = replace(before, tight=False)
-        elif isinstance(error, UnreadableReplyError):
+        elif isinstance(error, errors.UnreadableReplyError):
             if error.content and not self._readable and "response_format" not in users:
                 after = less_structure(before, self.structures)
-        elif isinstance(error, BadRequestError):
+        elif isinstance(error, errors.BadRequestError):
             after = self._after_refusal(error, task, users)
-        if after is None or isinstance(error, ContentRefusedError):
+        if after is None or isinstance(error, errors.ContentRefusedError):
             return False
         if after == before:
             self._stale += 1
@@ -259,7 +246,9 @@ class HTTPProvider(ABC):
         self._prepared.clear()
         return True
 
-    def _after_refusal(self, error: BadRequestError, task: Task, users: set[str]) -> Dialect | None:
+    def _after_refusal(
+        self, error: errors.BadRequestError, task: Task, users: set[str]
+    ) -> Dialect | None:
         ours = self.dialect.tight and not self.needs_limit and users.isdisjoint(LIMITS)
         if ours and LIMIT_TOO_LARGE.search(str(error)):
             return replace(self.dialect, tight=False)
@@ -296,11 +285,11 @@ class HTTPProvider(ABC):
                 page = body.lstrip()[:1] == b"<"
                 why = "a web page, not JSON; check base_url" if page else f"no JSON ({problem})"
                 reason = f"{self._where}: the response is {why}"
-                raise UnreadableReplyError(reason, status_code=200) from problem
+                raise errors.UnreadableReplyError(reason, status_code=200) from problem
             answer, ended = stream
         if not isinstance(answer, dict):
             reason = f"{self._where}: the response is not a JSON object"
-            raise UnreadableReplyError(reason, status_code=200)
+            raise errors.UnreadableReplyError(reason, status_code=200)
         if answer.get("error"):
             raise self._error_within(answer, body if stream is None else write_json(answer))
         given = answer.get("id")
@@ -312,9 +301,9 @@ class HTTPProvider(ABC):
         # a stream that broke off
         return message if ended else replace(message, broken=True)
 
-    def empty(self, what: str, answer: dict[str, Any]) -> EmptyReplyError:
+    def empty(self, what: str, answer: dict[str, Any]) -> errors.EmptyReplyError:
         """Return the error of a 200 response without an answer."""
-        return EmptyReplyError(
+        return errors.EmptyReplyError(
             f"{self._where}: the response has no {what}",
             usage=self.usage(answer),
             request_id=answer.get("id"),
@@ -325,10 +314,10 @@ class HTTPProvider(ABC):
         """Return the error that a 200 response holds; it is billed if the model wrote something."""
         error, usage = self.error(200, {}, body[:_MOST_OF_ERROR]), self.usage(answer)
         billed = usage is not None and usage.output_tokens > 0
-        if not (billed and isinstance(error, ProviderError) and error.retryable):
+        if not (billed and isinstance(error, errors.ProviderError) and error.retryable):
             return error
         facts: dict[str, Any] = {"usage": usage, "request_id": error.request_id}
-        return UnreadableReplyError(str(error), **facts, status_code=200)
+        return errors.UnreadableReplyError(str(error), **facts, status_code=200)
 
     def _read(self, request: Request, message: Message) -> Reply:
         content = message.content
@@ -336,7 +325,7 @@ class HTTPProvider(ABC):
         answers: Answers = ()
         if content.strip():
             answers = parse_reply(content, n, several=several, truncated=not message.whole)
-        if len(answers) == 1 and isinstance(answers[0], UnreadableReplyError):
+        if len(answers) == 1 and isinstance(answers[0], errors.UnreadableReplyError):
             answers = self._label_alone(request.task, message) or answers
         elif n > 1 or several:
             answers = _without_crowd(answers, request.task)
@@ -353,22 +342,22 @@ class HTTPProvider(ABC):
         if message.refusal is not None:
             words = facts["content"] = self.shown((message.refusal or content)[:2000])
             why = words[:200] or "stopped by the provider's content filter"
-            raise RefusalError(f"{self._where} declined to answer: {why}", **facts)
+            raise errors.RefusalError(f"{self._where} declined to answer: {why}", **facts)
         if message.broken:
             facts["content"] = None  # which would be a reason to ask for another format
-            raise UnreadableReplyError(
+            raise errors.UnreadableReplyError(
                 f"{self._where}: the answer broke off before its end", **facts
             )
         if message.truncated:
-            raise TruncatedReplyError(
+            raise errors.TruncatedReplyError(
                 f"{self._where}: the answer was truncated by the output limit; set a larger one, "
                 f'such as request_options={{"{self.dialect.limit}": 4096}}',
                 **facts,
             )
         if not answers:
-            raise EmptyReplyError(f"{self._where}: the answer is empty", **facts)
+            raise errors.EmptyReplyError(f"{self._where}: the answer is empty", **facts)
         error = answers[0]
-        assert isinstance(error, ReplyError)
+        assert isinstance(error, errors.ReplyError)
         raise type(error)(f"{self._where}: {self.shown(str(error))}", **facts)
 
     def shown(self, text: str) -> str:
@@ -380,9 +369,11 @@ class HTTPProvider(ABC):
         proxies = secrets_of_proxies() if self.trust_env else ()
         return (*(() if self.keys is None else self.keys.latest), *self._secrets, *proxies)
 
-    def _without_key(self, answer: Answer | ReplyError, task: Task) -> Answer | ReplyError:
+    def _without_key(
+        self, answer: Answer | errors.ReplyError, task: Task
+    ) -> Answer | errors.ReplyError:
         """Return an answer that quotes no key, which would be stored; a label is no secret."""
-        if isinstance(answer, ReplyError):
+        if isinstance(answer, errors.ReplyError):
             return type(answer)(self.shown(str(answer)), content=self.shown(answer.content or ""))
         kept = tuple(
             (name if name in task.labels else self.shown(name[:_SHOWN]), sure)
@@ -403,7 +394,7 @@ class HTTPProvider(ABC):
         place = None if task.same is None else task.same(without_thinking(content))
         return () if place is None else (Answer(task.labels[place]),)
 
-    def recover(self, request: Request, error: UnreadableReplyError) -> Reply:
+    def recover(self, request: Request, error: errors.UnreadableReplyError) -> Reply:
         """Read what the model said from an error: some servers refuse their models' answers.
 
         The output limit may have cut it off after a draft, which is why it was refused.
@@ -413,7 +404,7 @@ class HTTPProvider(ABC):
             said = replace(said, truncated=True)
         try:
             return self._read(request, said)
-        except TruncatedReplyError:
+        except errors.TruncatedReplyError:
             raise error from None
 
     def error(self, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
@@ -429,4 +420,8 @@ def _without_crowd(answers: Answers, task: Task) -> Answers:
     others = said.difference(task.labels)
     if sum(map(len, others)) + len(others) * (_EACH + len(task.labels)) <= _MOST_OTHERS:
         return answers
-    return (UnreadableReplyError(f"the reply has {len(others):,} labels that are not in the set"),)
+    return (
+        errors.UnreadableReplyError(
+            f"the reply has {len(others):,} labels that are not in the set"
+        ),
+    )

@@ -4,6 +4,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import orjson
@@ -156,11 +157,7 @@ def _token(given: Any) -> tuple[bytes, float] | None:
 
 def _probability(tokens: Sequence[_Token], first: int, last: int) -> float | None:
     """Return the product of the probabilities of the tokens that overlap ``[first, last)``."""
-    chance, at, found = 1.0, 0, False
-    for token in tokens:
-        end = at + len(token.text)
-        if at < last and end > first:
-            chance *= token.probability
-            found = True
-        at = end
-    return chance if found else None
+    ends = accumulate(len(token.text) for token in tokens)
+    spans = ((token, end - len(token.text), end) for token, end in zip(tokens, ends, strict=True))
+    found = [token.probability for token, start, end in spans if start < last and end > first]
+    return math.prod(found) if found else None

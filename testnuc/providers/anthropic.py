@@ -174,7 +174,7 @@ class Anthropic(HTTPProvider):
 
     def body(self, task: Task, n: int, dialect: Dialect) -> Body:
         options = dict(task.options)
-        thinking = options.get("thinking")
+        thinking: Any = options.get("thinking")
         thinks = isinstance(thinking, dict) and thinking.get("type") != "disabled"
         parameters: dict[str, Any] = {}
         if self._samples and not thinks:
@@ -188,7 +188,9 @@ class Anthropic(HTTPProvider):
         limit = options.pop("max_tokens", None)
         if limit is None:
             limit = output_limit(task, n, dialect.structure)
-            limit += _room(thinking if thinks else None, loose=bool(effort) or not dialect.tight)
+            if thinks or effort or not dialect.tight:
+                own = count(thinking.get("budget_tokens")) if thinks else None
+                limit += own or _REASONING_TOKENS
         parameters["max_tokens"] = limit
         config = options.pop("output_config", None)
         config = dict(config) if isinstance(config, dict) else {}
@@ -241,10 +243,3 @@ class Anthropic(HTTPProvider):
         tier = value.get("service_tier")
         tier = tier if isinstance(tier, str) else ""
         return TokenUsage(sent + cached + written, received, cached, written, tier)
-
-
-def _room(thinking: dict[str, Any] | None, *, loose: bool) -> int:
-    """Return the output tokens to leave for reasoning."""
-    if thinking is not None:
-        return count(thinking.get("budget_tokens")) or _REASONING_TOKENS
-    return _REASONING_TOKENS if loose else 0

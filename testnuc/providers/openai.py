@@ -246,7 +246,9 @@ class OpenAI(HTTPProvider):
         if isinstance(answer.get("output"), list):
             return self._parse_response(answer)
         choice = first_choice(answer)
-        message, finish = choice.get("message"), _finish(choice)
+        message, finish = choice.get("message"), choice.get("finish_reason")
+        if not finish and isinstance(details := choice.get("finish_details"), dict):
+            finish = details.get("type")  # of OpenAI's first models with images
         if finish == "content_filter":
             message = message or {}  # Azure sends none
         if not isinstance(message, dict):
@@ -280,15 +282,6 @@ class OpenAI(HTTPProvider):
         logprobs = {"content": tokens}
         usage, request_id = self.usage(answer), answer.get("id")
         return Message(content, usage, request_id, refusal, truncated, logprobs, broken)
-
-
-def _finish(choice: dict[str, Any]) -> Any:
-    """Return the finish reason; OpenAI's first models with images have it in another field."""
-    reason = choice.get("finish_reason")
-    if reason:
-        return reason
-    details = choice.get("finish_details")
-    return details.get("type") if isinstance(details, dict) else None
 
 
 def _base_path(endpoint: Endpoint, *, azure: bool, source: str) -> str:

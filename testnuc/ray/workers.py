@@ -166,11 +166,10 @@ class Shards(Vectors):
 
 
 def _scattered(at: Sequence[Any], parts: Sequence[Sequence[Any]], n: int) -> list[Any]:
-    found: list[Any] = [None] * n
+    found: dict[int, Any] = {}
     for places, part in zip(at, parts, strict=True):
-        for i, value in zip(places, part, strict=True):
-            found[i] = value
-    return found
+        found |= zip(places, part, strict=True)
+    return [found[i] for i in range(n)]
 
 
 #: Texts sampled for a decision of the auto policy.

@@ -45,7 +45,19 @@ async def dump(store: SqlStore) -> AsyncIterator[list[Record]]:
         yield [{"kind": "scope", "scope": s.hex(), "facts": facts} for s, facts in scopes]
     after = b""
     while rows := await store.predictions(after, BATCH):
-        yield [_of_prediction(row) for row in rows]
+        yield [
+            {
+                "kind": "prediction",
+                "key": row.key.hex(),
+                "scope": row.scope.hex(),
+                "hash": row.text_hash.hex(),
+                "sample": row.sample,
+                "label": row.prediction.label,
+                "confidence": row.prediction.confidence,
+                "said": row.prediction.said,
+            }
+            for row in rows
+        ]
         after = rows[-1].key
     for embedder, _ in await store.embedders():
         pool = store.pool(embedder)
@@ -166,20 +178,6 @@ async def _add(
         for entry, label in zip(entries, known, strict=True)
     ]
     await pool.add(entries, vectors)
-
-
-def _of_prediction(row: StoredPrediction) -> Record:
-    prediction = row.prediction
-    return {
-        "kind": "prediction",
-        "key": row.key.hex(),
-        "scope": row.scope.hex(),
-        "hash": row.text_hash.hex(),
-        "sample": row.sample,
-        "label": prediction.label,
-        "confidence": prediction.confidence,
-        "said": prediction.said,
-    }
 
 
 def _to_prediction(record: Record) -> StoredPrediction:

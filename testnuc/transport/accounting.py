@@ -7,22 +7,15 @@ from math import ceil
 import aiohttp
 from aiohttp.http_exceptions import ContentEncodingError
 
+from testnuc import errors
 from testnuc._base.foreign import MOST_TOKENS
-from testnuc.errors import (
-    CallTimeoutError,
-    ConfigurationError,
-    ConnectionFailedError,
-    ProviderError,
-    RateLimitedError,
-    ReplyError,
-)
 from testnuc.limits.admission import Admission, Permit
 from testnuc.limits.budget import BudgetAccount, Meter
 from testnuc.limits.headers import retry_after
 from testnuc.protocols import Reply, TokenUsage
 from testnuc.transport.api_errors import request_id
 from testnuc.transport.calls import Call
-from testnuc.transport.connections import HTTPAnswer
+from testnuc.transport.connections import OK, HTTPAnswer
 from testnuc.transport.failures import NEVER_SENT, is_retryable, translate
 from testnuc.transport.retries import was_last
 from testnuc.transport.telemetry import Telemetry
@@ -139,14 +132,16 @@ class CallAccounting:
         assert wire is not None
         self.reached = True
         self.admission.observe(permit, answer.headers)
-        if answer.ok:
+        if answer.status in OK:
             try:
                 reply = wire.decode(call.request, answer.data)
             except BaseException as error:
-                if isinstance(error, ProviderError) and error.request_id is None:
+                if isinstance(error, errors.ProviderError) and error.request_id is None:
                     shown = getattr(wire, "shown", str)
                     error.request_id = shown(request_id(answer.headers) or "") or None
-                if isinstance(error, ProviderError) and not isinstance(error, ReplyError):
+                if isinstance(error, errors.ProviderError) and not isinstance(
+                    error, errors.ReplyError
+                ):
                     self._refused(call, permit, error)  # proxies send errors with status 200
                 else:
                     # billed although unusable
@@ -157,23 +152,23 @@ class CallAccounting:
         seconds = retry_after(answer.headers, self.wall())
         try:
             failure = wire.error(answer.status, answer.headers, answer.data)
-            if seconds is None and isinstance(failure, ProviderError):
+            if seconds is None and isinstance(failure, errors.ProviderError):
                 seconds = failure.retry_after
         finally:
             # an exhausted quota is a 429 too, but waiting does not help against it
-            busy = answer.status in _BUSY or isinstance(failure, RateLimitedError)
+            busy = answer.status in _BUSY or isinstance(failure, errors.RateLimitedError)
             if busy and (failure is None or is_retryable(failure)):
                 self.admission.refused(permit, seconds)
-            elif isinstance(failure, ReplyError):
+            elif isinstance(failure, errors.ReplyError):
                 # the model answered, and only the server refused the answer: perhaps billed
                 self._book(call, permit, None)
             else:
                 self._failed(call, permit, answer.status)
         recover = getattr(wire, "recover", None)
-        if recover is not None and isinstance(failure, ReplyError) and failure.content:
+        if recover is not None and isinstance(failure, errors.ReplyError) and failure.content:
             recovered: Reply = recover(call.request, failure)
             return recovered
-        if isinstance(failure, ProviderError) and failure.retry_after is None:
+        if isinstance(failure, errors.ProviderError) and failure.retry_after is None:
             failure.retry_after = seconds
         raise failure
 
@@ -182,27 +177,31 @@ class CallAccounting:
         self._book(call, permit, reply.usage)
         if len(call.request.texts) == 1 and len(reply.answers) == 1:
             answer = reply.answers[0]
-            if isinstance(answer, ReplyError):
+            if isinstance(answer, errors.ReplyError):
                 raise answer
         return reply
 
     def failed(
-        self, call: Call, permit: Permit, raised: BaseException, timeout: CallTimeoutError | None
+        self,
+        call: Call,
+        permit: Permit,
+        raised: BaseException,
+        timeout: errors.CallTimeoutError | None,
     ) -> BaseException:
         """Settle an attempt without a response, and return the error to raise.
 
         `timeout` is set if the attempt's own timer ended it.
         """
-        if isinstance(raised, ReplyError):  # from a custom provider
+        if isinstance(raised, errors.ReplyError):  # from a custom provider
             self._book(call, permit, getattr(raised, "usage", None))
             return raised
-        if isinstance(raised, ProviderError):
+        if isinstance(raised, errors.ProviderError):
             self._refused(call, permit, raised)
-            if isinstance(raised, (CallTimeoutError, ConnectionFailedError)):
+            if isinstance(raised, (errors.CallTimeoutError, errors.ConnectionFailedError)):
                 self._keep(call)
             return raised
         error = raised if call.wire is None else translate(raised, call.wire)
-        if isinstance(error, ConnectionFailedError):
+        if isinstance(error, errors.ConnectionFailedError):
             # of an error the beginning suffices, so that a part was one of an answer
             error.answered = _is_unreadable(raised) or isinstance(
                 raised, aiohttp.ClientPayloadError
@@ -221,12 +220,12 @@ class CallAccounting:
             else:
                 self.admission.failed(permit)
             return error
-        elif isinstance(error, ProviderError) and _is_unreadable(raised):
+        elif isinstance(error, errors.ProviderError) and _is_unreadable(raised):
             error.retryable = error.retryable and not was_last(call)
             self._book(call, permit, None)
             return error
         self.admission.failed(permit)
-        if not isinstance(error, ConfigurationError):
+        if not isinstance(error, errors.ConfigurationError):
             self._keep(call)
         return error
 
@@ -260,8 +259,8 @@ class CallAccounting:
             self.account.keep(call.reservation)
             call.reservation = None
 
-    def _refused(self, call: Call, permit: Permit, error: ProviderError) -> None:
-        if isinstance(error, RateLimitedError) and error.retryable:
+    def _refused(self, call: Call, permit: Permit, error: errors.ProviderError) -> None:
+        if isinstance(error, errors.RateLimitedError) and error.retryable:
             self.admission.refused(permit, error.retry_after)
         else:
             self._failed(call, permit, error.status_code)

@@ -233,11 +233,13 @@ def as_error(
     problem = f"{where}: {status} {message or 'without a message'}{facts}"
     # Anthropic has it in the body, also behind gateways
     identifier = request_id(headers) or printable(_string(body, "request_id")[:_QUOTED])
+    # Google has no header for it
+    asked = _RETRY_DELAY.search(body[:20_000]) if status in {429, 503} else None
     error = kind(
         f"{problem.removesuffix('.')}. {remedy}" if remedy else problem,
         status_code=status,
         request_id=without_key(identifier, key) or None,
-        retry_after=_delay(body) if status in {429, 503} else None,
+        retry_after=float(asked[1]) if asked else None,
     )
     if alone:
         error.fatal = False
@@ -311,12 +313,6 @@ def _string(body: bytes, *path: str) -> str:
     except (ValueError, TypeError, KeyError):
         return ""
     return found if isinstance(found, str) else ""
-
-
-def _delay(body: bytes) -> float | None:
-    """Return the wait in the body of an error: Google has no header for it."""
-    found = _RETRY_DELAY.search(body[:20_000])
-    return float(found[1]) if found else None
 
 
 def request_id(headers: Mapping[str, str]) -> str | None:

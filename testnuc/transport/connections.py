@@ -37,11 +37,6 @@ class HTTPAnswer(NamedTuple):
     headers: Mapping[str, str]
     data: bytes
 
-    @property
-    def ok(self) -> bool:
-        """Whether it is a complete answer, not an error."""
-        return self.status in OK
-
 
 async def read_response(
     response: aiohttp.ClientResponse | PostResponse,
@@ -174,7 +169,10 @@ class Connections:
         most = getattr(provider, "most_bytes", MOST_BYTES)
         # billed, however long it is
         answer = await read_response(response, most, provider, UnreadableReplyError, self._large)
-        if session.repetitions.has(connection, answer.headers, answer.data, body) and answer.ok:
+        if (
+            session.repetitions.has(connection, answer.headers, answer.data, body)
+            and answer.status in OK
+        ):
             # this request may be billed as well
             raise UnreadableReplyError(
                 f"{host(provider)} sent the response to another request; let no proxy cache POST"

@@ -180,7 +180,10 @@ class Telemetry:
             try:
                 yield span
             except BaseException as error:
-                metered["error.type"] = _kind_of(error)
+                # both have few values
+                status = getattr(error, "status_code", None)
+                said = isinstance(status, int) and status >= _REFUSED
+                metered["error.type"] = str(status) if said else type(error).__name__
                 span.set_attribute("error.type", metered["error.type"])
                 span.set_status(self._trace.StatusCode.ERROR)
                 raise
@@ -218,12 +221,6 @@ class _Chat(_Operation):
                 )
         failed = [answer for answer in reply.answers if isinstance(answer, Exception)]
         self.set(unreadable=len(failed) or None)
-
-
-def _kind_of(error: BaseException) -> str:
-    """Return the status of an error response, else the class: both have few values."""
-    status = getattr(error, "status_code", None)
-    return str(status) if isinstance(status, int) and status >= _REFUSED else type(error).__name__
 
 
 def _server(url: str | None) -> dict[str, Any]:

@@ -78,9 +78,9 @@ async def test_leases_that_outlasted_a_broken_connection_are_kept():
     store.leases[b"c"] = (object(), 100.0)
     assert await leases.confirm([b"a"]) == set()
     assert leases.expired(keys) == [b"c"]
-    assert leases.holds(b"a")
+    assert b"a" in leases.held
     assert await leases.confirm([b"b", b"c"]) == set()
-    assert not leases.holds(b"c")
+    assert b"c" not in leases.held
     await leases.close()
 
 

@@ -58,7 +58,6 @@ class Parts:
             self.answer, self.store, self.predictor.scope, meter=Meter(), workers=4
         )
         self.pipeline = Pipeline(
-            self.labels,
             VoteSettings(policy=policy and VotePolicy.of(policy), k=k, auto=policy is None),
             method or StandardPrompting(),
             neighbors,

@@ -14,8 +14,9 @@ from yarl import URL
 
 from bench._batch_api import Batches, BatchServer
 from testnuc.prompts.writing import samples_in, user_prompt
+from testnuc.protocols import TokenUsage
 from testnuc.testing.answers import Content, compose
-from testnuc.testing.formats import OPENAI, Tokens
+from testnuc.testing.formats import OPENAI
 from testnuc.testing.server import HTTPRequest, Response
 from testnuc.transport.connections import HTTPAnswer
 from tests.simulation.batch_faults import BatchFaults
@@ -179,7 +180,7 @@ class Server:
         content = self._content(prompt, texts, fault)
         tokens = None
         if fault != "no-usage":
-            tokens = Tokens(prompt.tokens, 5 + 10 * len(texts))
+            tokens = TokenUsage(prompt.tokens, 5 + 10 * len(texts))
         data = OPENAI.success(self.answered, prompt, content, tokens)
         return 200, change_body(self.world.random, fault, data)
 

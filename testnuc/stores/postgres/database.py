@@ -254,9 +254,8 @@ class PostgresDatabase:
 
     async def _connect(self) -> Any:
         pg = driver()
-        url = self.address.reveal()
         try:
-            connection = await pg.connect(url, timeout=_CONNECT_TIMEOUT)
+            connection = await pg.connect(self.address.url, timeout=_CONNECT_TIMEOUT)
         except (pg.ClientConfigurationError, ValueError):
             # the driver's message may quote a part of the password
             raise store_error(
@@ -277,7 +276,7 @@ class PostgresDatabase:
             )
 
         return await pg.create_pool(
-            url,
+            self.address.url,
             min_size=0,
             max_size=self._connections,
             timeout=_CONNECT_TIMEOUT,

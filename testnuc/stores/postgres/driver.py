@@ -20,7 +20,7 @@ class Address:
     it, since any part may belong to the password.
     """
 
-    __slots__ = ("_secrets", "_url", "public", "schema")
+    __slots__ = ("_secrets", "public", "schema", "url")
 
     def __init__(self, url: str) -> None:
         try:
@@ -44,7 +44,8 @@ class Address:
         user, _, password = user_info.partition(":")
         given = {password, unquote(password), options.get("password", "")}
         self._secrets = sorted(filter(None, given), key=len, reverse=True)
-        self._url = url.partition("?")[0] + ("?" + urlencode(options) if options else "")
+        #: The URL with the password, for the driver.
+        self.url = url.partition("?")[0] + ("?" + urlencode(options) if options else "")
         shown = {name: options[name] for name in _PUBLIC if name in options}
         if self.schema != "testnuc":
             shown["schema"] = self.schema
@@ -56,10 +57,6 @@ class Address:
 
     def __repr__(self) -> str:
         return f"Address({self.public!r})"
-
-    def reveal(self) -> str:
-        """Return the URL with the password, for the driver."""
-        return self._url
 
     def redact(self, message: str) -> str:
         """Replace the password in a message."""

@@ -14,16 +14,8 @@ from testnuc.errors import StoreError
 from testnuc.index.matching import SCORE_SLACK, Where, check_dim, empty_matches, ranks_of
 from testnuc.index.nearest import NearestVectors
 from testnuc.protocols import Index, Matches, PoolText
-from testnuc.stores.postgres.database import (
-    MAX_GRAPH_DIM,
-    EmbedderRow,
-    PostgresDatabase,
-    from_text,
-    from_vectors,
-    index_texts,
-    to_text,
-    to_vectors,
-)
+from testnuc.stores.postgres import database as db
+from testnuc.stores.postgres.database import EmbedderRow, PostgresDatabase, to_text, to_vectors
 from testnuc.stores.sql_store import pool_text, rows_of
 
 #: Texts added per transaction; bounds how long other writers wait.
@@ -131,17 +123,12 @@ class PostgresPool(Index):
         own = list(exclude) if exclude is not None else [b""] * len(vectors)
         few = len(vectors) <= _FEW_QUERIES
         if among is not None or (limit < self._exact_below and not few):
-            columns = "SELECT hash, number, vector FROM {texts} WHERE number "
-            if among is None:
-                ends = [*range(0, limit, _FETCH_CHUNK), limit]
-                found = self.vectors(
-                    columns + ">= $1 AND number < $2 ORDER BY number", pairwise(ends)
-                )
-            else:
-                found = self.vectors(
-                    columns + "= ANY($1) ORDER BY number", _parts(among[among < limit].tolist())
-                )
-            read = [part async for part in found]
+            which = ">= $1 AND number < $2"
+            parts: Iterable[tuple[Any, ...]] = pairwise([*range(0, limit, _FETCH_CHUNK), limit])
+            if among is not None:
+                which, parts = "= ANY($1)", _parts(among[among < limit].tolist())
+            query = "SELECT hash, number, vector FROM {texts} WHERE number " + which
+            read = [part async for part in self.vectors(f"{query} ORDER BY number", parts)]
             if read:
                 rows = [row for some, _ in read for row in some]
                 pool = np.concatenate([part for _, part in read])
@@ -150,15 +137,15 @@ class PostgresPool(Index):
             return matches
         graph = (
             limit >= self._exact_below
-            and now.dim <= MAX_GRAPH_DIM
+            and now.dim <= db.MAX_GRAPH_DIM
             and await self._graph(now, wait=not few)
         )
         scan, step = _Scan(now, limit, graph), _QUERY_CHUNK if graph else 1
-        parts = [slice(start, start + step) for start in range(0, len(vectors), step)]
-        tasks = [
-            asyncio.create_task(self._search_on_server(scan, matches, vectors, own, part))
-            for part in parts
-        ]
+        searches = (
+            self._search_on_server(scan, matches, vectors, own, slice(start, start + step))
+            for start in range(0, len(vectors), step)
+        )
+        tasks = [asyncio.create_task(search) for search in searches]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -254,7 +241,7 @@ class PostgresPool(Index):
                 known = await self._database.embedder(self._name)
                 assert known is not None
                 with rows_of(self._database.address.public):
-                    vectors = from_vectors([row[-1] for row in rows], known.dim)
+                    vectors = db.from_vectors([row[-1] for row in rows], known.dim)
                 yield [row[:-1] for row in rows], vectors
 
     async def _now(self) -> EmbedderRow | None:
@@ -278,7 +265,7 @@ class PostgresPool(Index):
         return self._indexed
 
     async def _build(self, now: EmbedderRow) -> None:
-        build = partial(index_texts, number=now.id)
+        build = partial(db.index_texts, number=now.id)
         while not await self._database.run(build):  # noqa: ASYNC110 - another process builds it
             await asyncio.sleep(_POLL_INTERVAL)
         self._indexed = True
@@ -382,7 +369,7 @@ async def _insert_texts(
     rows = await connection.fetch(
         f"SELECT hash, number, label FROM {table} WHERE hash = ANY($1)", hashes
     )
-    known = {row["hash"]: (row["number"], from_text(row["label"])) for row in rows}
+    known = {h: (number, db.from_text(label)) for h, number, label in rows}
     missing = [i for i, h in enumerate(hashes) if h not in known]
     if missing:
         await insert_vectors(connection, embedder, [hashes[i] for i in missing], vectors[missing])

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import numpy as np
 import orjson
@@ -29,6 +29,7 @@ from testnuc.stores.sql_store import DAMAGE, pool_text
 from testnuc.stores.sqlite import queries as sql
 from testnuc.stores.sqlite.database import POOL_SHIFT, SqliteDatabase
 
+_T = TypeVar("_T")
 _log = logging.getLogger("testnuc.stores")
 
 #: Texts per transaction and per read; bounds how long others wait.
@@ -82,17 +83,19 @@ class SqlitePool(Index):
     async def add(self, texts: Sequence[PoolText], vectors: Float16s) -> int:
         await self.open()
         if not len(texts):
-            now = await self._database.read(lambda c: sql.state(c, self._embedder))
-            return 0 if now is None else now.size
+            return await self._read(lambda _, now: now.size, 0)
         size = 0
         for start in range(0, len(texts), _CHUNK):
             part = slice(start, start + _CHUNK)
-            held = partial(sql.size_with, embedder=self._embedder, texts=texts[part])
-            insert = partial(sql.insert_texts, embedder=self._embedder, texts=texts[part])
+            insert = partial(
+                sql.insert_texts,
+                embedder=self._embedder,
+                texts=texts[part],
+                vectors=vectors[part],
+            )
             # known texts do not wait for the write lock of another process
-            known = await self._database.read(held)
-            new = partial(insert, vectors=vectors[part])
-            size = await self._database.write(new) if known is None else known
+            known = await self._read(partial(sql.size_with, texts=texts[part]), None)
+            size = await self._database.write(insert) if known is None else known
             # the graph grows while the next texts are stored
             caught_up = self._update(self.index.catch_up)
             if start + _CHUNK >= len(texts):
@@ -109,15 +112,14 @@ class SqlitePool(Index):
         await self.open()
         exclude, upto, among = where.get("exclude"), where.get("upto"), where.get("among")
 
-        def read(c: sqlite3.Connection) -> tuple[sql.PoolState | None, Int64s | None]:
-            now = sql.state(c, self._embedder)
-            if now is None or exclude is None:
+        def read(c: sqlite3.Connection, now: sql.PoolState) -> tuple[Any, Int64s | None]:
+            if exclude is None:
                 return now, None
-            found = dict(sql.select_texts(c, now.embedder, "hash, pool.id", exclude))
+            found = dict(sql.select_texts(c, now, exclude, "hash, pool.id"))
             rows = [found.get(h, now.first - 1) - now.first for h in exclude]
             return now, np.array(rows, dtype=np.int64)
 
-        now, own = await self._database.read(read)
+        now, own = await self._read(read, (None, None))
         if now is not None and self._behind(now, upto):
             await self._update(self.index.catch_up)
         nearest = self.index.nearest
@@ -130,74 +132,58 @@ class SqlitePool(Index):
         return Matches(ids, similarities)
 
     async def fetch(self, ids: Int64s) -> list[PoolText]:
-        def read(some: list[int], c: sqlite3.Connection) -> list[PoolText]:
-            now = sql.state(c, self._embedder)
-            found = {} if now is None else sql.texts_of(c, now, some)
-            try:
-                return [found[i] for i in some]
-            except KeyError as exc:
-                raise StoreError(f"the pool of {self._embedder!r} has no text {exc}") from exc
-
-        return await self._in_parts(read, ids.tolist())
+        numbers = ids.tolist()
+        found: dict[int, PoolText] = dict(await self._in_parts(sql.texts_of, numbers))
+        try:
+            return [found[number] for number in numbers]
+        except KeyError as exc:
+            raise StoreError(f"the pool of {self._embedder!r} has no text {exc}") from exc
 
     async def scan(self, start: int, count: int) -> tuple[list[PoolText], int | None]:
         end = start + count
 
-        def read(c: sqlite3.Connection) -> tuple[list[PoolText], int | None]:
-            now = sql.state(c, self._embedder)
-            if now is None:
-                return [], None
+        def read(c: sqlite3.Connection, now: sql.PoolState) -> tuple[list[PoolText], int | None]:
             rows = sql.texts_between(c, now, "removed, text, hash, label", start, end)
             texts = [pool_text(text) for removed, *text in rows if removed is None]
             return texts, end if end < now.size else None
 
-        return await self._database.read(read)
+        return await self._read(read, ([], None))
 
     async def labels(self, hashes: Sequence[bytes]) -> list[str | None]:
-        found = dict(await self._pooled("hash, label", hashes))
+        found = dict(await self._in_parts(sql.select_texts, hashes, columns="hash, label"))
         return [found.get(h) for h in hashes]
 
     async def rows(self, hashes: Sequence[bytes]) -> Int64s:
         number = f"pool.id & {(1 << POOL_SHIFT) - 1}"
-        rows = await self._pooled(number, hashes)
+        rows = await self._in_parts(sql.select_texts, hashes, columns=number)
         return np.unique(np.array([row for (row,) in rows], dtype=np.int64))
 
     async def labeled(self) -> dict[bytes, str]:
-        def read(c: sqlite3.Connection) -> dict[bytes, str]:
-            now = sql.state(c, self._embedder)
-            if now is None:
-                return {}
-            rows = c.execute(
-                "SELECT hash, label FROM pool JOIN vectors ON vectors.id = pool.vector "
-                "WHERE pool.id >= ? AND pool.id < ? AND label IS NOT NULL AND removed IS NULL",
-                (now.first, now.first + (1 << POOL_SHIFT)),
-            )
-            return dict(rows.fetchall())
-
-        return await self._database.read(read)
+        return dict(await self._read(sql.labeled, ()))
 
     async def stored_vectors(self, hashes: Sequence[bytes]) -> list[Float16s | None]:
         return await self._database.read(
             lambda c: sql.select_vectors(c, self._embedder, hashes, pooled=True)
         )
 
-    async def _pooled(self, columns: str, hashes: Sequence[bytes]) -> list[Any]:
-        """Return columns of those texts that are in the pool."""
+    async def _read(self, work: Callable[..., _T], empty: Any) -> _T:
+        """Run a read-only `work`; without vectors of the embedder, return `empty`."""
 
-        def read(some: Sequence[bytes], c: sqlite3.Connection) -> list[Any]:
+        def read(c: sqlite3.Connection) -> _T:
             now = sql.state(c, self._embedder)
-            return [] if now is None else [*sql.select_texts(c, now.embedder, columns, some)]
+            found: _T = empty if now is None else work(c, now)
+            return found
 
-        return await self._in_parts(read, hashes)
+        return await self._database.read(read)
 
     async def _in_parts(
-        self, read: Callable[[Any, sqlite3.Connection], list[Any]], values: Sequence[Any]
+        self, read: Callable[..., list[Any]], values: Sequence[Any], **options: Any
     ) -> list[Any]:
         """Read in parts: other reads, cancellation and `close` do not wait for a million."""
         found: list[Any] = []
         for start in range(0, len(values), _CHUNK):
-            some = values[start : start + _CHUNK]
-            found += await self._database.read(partial(read, some))
+            part = values[start : start + _CHUNK]
+            found += await self._read(lambda c, now, p=part: read(c, now, p, **options), [])
         return found
 
     async def close(self) -> None:

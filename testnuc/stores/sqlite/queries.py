@@ -82,11 +82,17 @@ def select_in(
 
 
 def select_texts(
-    connection: Connection, embedder: int, columns: str, hashes: Sequence[bytes]
-) -> Iterator[Any]:
-    """Yield columns of those texts that are in the pool."""
+    connection: Connection, now: PoolState, hashes: Sequence[bytes], columns: str
+) -> list[Any]:
+    """Return columns of those texts that are in the pool."""
     statement = f"SELECT {columns} FROM {_POOLED} WHERE embedder = ? AND hash IN"
-    return select_in(connection, statement, hashes, embedder)
+    return [*select_in(connection, statement, hashes, now.embedder)]
+
+
+def labeled(connection: Connection, now: PoolState) -> list[tuple[bytes, str]]:
+    """Return hash and label of the texts in the pool with a known label."""
+    statement = f"SELECT hash, label FROM {_POOLED} WHERE pool.id BETWEEN ? AND ? AND label NOTNULL"
+    return connection.execute(statement, (now.first, now.first + now.size)).fetchall()
 
 
 def select_vectors(
@@ -163,13 +169,13 @@ def insert_texts(
     return size
 
 
-def size_with(connection: Connection, embedder: str, texts: Sequence[PoolText]) -> int | None:
+def size_with(connection: Connection, now: PoolState, texts: Sequence[PoolText]) -> int | None:
     """Return the size of the pool if there is nothing to add: it holds the texts."""
-    now, hashes = state(connection, embedder), list({entry.hash for entry in texts})
-    if now is None or any(entry.label is not None for entry in texts):
+    hashes = list({entry.hash for entry in texts})
+    if any(entry.label is not None for entry in texts):
         return None
-    held = select_texts(connection, now.embedder, "1", hashes)
-    return now.size if len(list(held)) == len(hashes) else None
+    held = select_texts(connection, now, hashes, "1")
+    return now.size if len(held) == len(hashes) else None
 
 
 def remove_texts(connection: Connection, embedder: str, hashes: Sequence[bytes]) -> int:
@@ -177,7 +183,7 @@ def remove_texts(connection: Connection, embedder: str, hashes: Sequence[bytes])
     now = state(connection, embedder)
     if now is None:
         return 0
-    rows = select_texts(connection, now.embedder, "pool.id", list(dict.fromkeys(hashes)))
+    rows = select_texts(connection, now, list(dict.fromkeys(hashes)), "pool.id")
     gone = [(now.removals + i, row) for i, (row,) in enumerate(rows, 1)]
     connection.executemany("UPDATE pool SET removed = ? WHERE id = ?", gone)
     connection.execute(
@@ -205,12 +211,14 @@ def erase_texts(connection: Connection, hashes: Sequence[bytes]) -> set[bytes]:
     return found
 
 
-def texts_of(connection: Connection, now: PoolState, ids: Sequence[int]) -> dict[int, PoolText]:
-    """Return the texts with these numbers, including removed ones."""
+def texts_of(
+    connection: Connection, now: PoolState, ids: Sequence[int]
+) -> list[tuple[int, PoolText]]:
+    """Return the texts with these numbers, each with its own, including removed ones."""
     columns, joined = "pool.id, text, hash, label", "pool JOIN vectors ON vectors.id = pool.vector"
     statement = f"SELECT {columns} FROM {joined} WHERE pool.id IN"
     rows = select_in(connection, statement, [now.first + i for i in ids])
-    return {row - now.first: pool_text(text) for row, *text in rows}
+    return [(row - now.first, pool_text(text)) for row, *text in rows]
 
 
 def texts_between(
