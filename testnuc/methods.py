@@ -43,12 +43,6 @@ class Sampling(Brief):
         How much a reasoning model reasons: ``"none"``, ``"minimal"``, ``"low"``, ``"medium"``,
         ``"high"``, .. By default ``"least"``: the least that the model is known to accept. None:
         the provider's own.
-
-    Examples
-    --------
-    ::
-
-        TestNUC(labels, sampling=Sampling(temperature=0.0, texts_per_call=10))
     """
 
     temperature: float | None = 0.7

@@ -1,8 +1,4 @@
-"""The synchronous client, `SyncTestNUC`: the methods of `TestNUC`, blocking.
-
-A background thread runs the event loop, so it works in scripts, in threads, and where a loop
-already runs, as in a notebook.
-"""
+"""The synchronous client, `SyncTestNUC`: the methods of `TestNUC`, blocking."""
 
 from __future__ import annotations
 
@@ -39,8 +35,9 @@ class SyncTestNUC(Facts):
     """`TestNUC` for code without ``await``; takes the same arguments.
 
     ``with SyncTestNUC(labels, model=..) as nuc: results = nuc.classify_many(texts)``. It is
-    thread-safe. In a thread with a running event loop it blocks that loop; prefer `TestNUC` there.
-    Ctrl-C cancels the call; answers that were received are stored before it returns.
+    thread-safe: a background thread runs its event loop. In a thread with a running event loop, as
+    in a notebook, it blocks that one; prefer `TestNUC` there. Ctrl-C cancels the call; answers that
+    were received are stored before it returns.
     """
 
     @takes_arguments_of(Components.__init__)

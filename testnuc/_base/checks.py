@@ -51,10 +51,7 @@ def hash_text(text: str) -> bytes:
 
 
 def valid_text(text: object) -> str | None:
-    """Return what is wrong with a text that cannot be labeled, or None.
-
-    The problem and its remedy are worded to follow "text 3 ".
-    """
+    """Return what is wrong with a text that cannot be labeled, to follow "text 3 ", or None."""
     if not isinstance(text, str):
         return f"is not a string but {type(text).__name__}; convert or leave it out"
     if not text or text.isspace():
@@ -79,7 +76,6 @@ def is_null(value: Any) -> bool:
 def values(column: Any, name: str = "texts", *, ordered: bool = False) -> Iterable[Any]:
     """Return an iterable of the values of a list, a pandas or polars Series, or an Arrow array.
 
-    None of these libraries is imported: objects are recognized by their attributes.
     A table, which would yield the names of its columns, is refused; `ordered`: so is a set.
     """
     shape = getattr(column, "shape", None)

@@ -41,14 +41,12 @@ def one_line(text: str, most: int) -> str:
 
 
 def theme(*, dark: bool) -> AbstractContextManager[None]:
-    """Return a context for figures, light on dark or as the user has set.
-
-    Names in them are no formulas, whatever dollar signs they have.
-    """
+    """Return a context for figures, light on dark or as the user has set."""
     new_figure(1, 1)
     from matplotlib import rc_context, style
 
     colors = style.library["dark_background"] if dark else {}
+    # names are no formulas, whatever dollar signs they have
     return rc_context({**colors, "text.parse_math": False})
 
 

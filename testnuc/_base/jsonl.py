@@ -102,10 +102,7 @@ def long_fields() -> Iterator[None]:
 
 
 def guarded(value: Any) -> Any:
-    """Return a cell of a CSV file that no spreadsheet runs as a formula: an apostrophe precedes it.
-
-    Numbers and lone signs stay; `unguarded` returns the value.
-    """
+    """Return a cell of a CSV file that no spreadsheet runs as a formula; `unguarded` returns it."""
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 

@@ -37,10 +37,9 @@ def is_cancelled() -> bool:
 
 
 def at_exit(function: Callable[[], None]) -> None:
-    """Call a function at exit, while executors still accept work.
+    """Call a function at exit, while executors still accept work: `atexit` is too late for that.
 
-    The hooks of `atexit` run too late for that. If Python has no earlier ones, or is exiting
-    already, the function is not called; received answers are stored by then.
+    Where Python has no earlier hooks, or is exiting already, it is not called.
     """
     process = os.getpid()
 
@@ -111,8 +110,7 @@ class Background:
     def leave(self, last: Callable[[], Awaitable[object]]) -> None:
         """Schedule cleanup without blocking, then close; safe in finalizers.
 
-        The garbage collector runs finalizers in any thread at any point, so that thread may hold a
-        lock that the cleanup needs. This method takes no lock for the same reason.
+        It takes no lock: the garbage collector may run in a thread that holds one.
         """
         if self._closed or self._is_inherited:
             return

@@ -99,10 +99,7 @@ def system_prompt(
 
 
 def user_prompt(texts: Sequence[str], demonstrations: Sequence[Demonstration] = ()) -> str:
-    """Render the user message: few-shot examples, most similar first, and the texts to label.
-
-    Text ``i`` gets the id ``i + 1``.
-    """
+    """Render the user message: few-shot examples, most similar first, and the numbered texts."""
     lines = [f"\nText {i}: {_quoted(text)}" for i, text in enumerate(texts, 1)]
     return _heading(demonstrations) + "".join(lines)
 
@@ -110,8 +107,7 @@ def user_prompt(texts: Sequence[str], demonstrations: Sequence[Demonstration] = 
 def user_prompt_start(demonstrations: Sequence[Demonstration] = ()) -> bytes:
     """Write what stands before the text in the prompt of a single text.
 
-    ``user_prompt_start(shown) + text_json(text)`` is ``user_prompt([text], shown)`` in UTF-8: what
-    is the same for many texts need not be written, or hashed, for each of them.
+    ``user_prompt_start(shown) + text_json(text)`` is ``user_prompt([text], shown)`` in UTF-8.
     """
     return f"{_heading(demonstrations)}\nText 1: ".encode()
 

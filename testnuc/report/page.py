@@ -1,7 +1,4 @@
-"""Render pages, each in one file: results with style and script, or a description.
-
-The data of the page are one structure; texts and labels are stored once, referenced by number.
-"""
+"""Render pages, each in one file: results with style and script, or a description."""
 
 import json
 import math

@@ -33,15 +33,12 @@ _VALUES = 50_000
 
 @dataclass(frozen=True, slots=True)
 class ClassifyRequest:
-    """A valid request."""
+    """A valid request, with its valid texts; `stream` and `explain` as in the OpenAPI document."""
 
-    #: The valid texts.
     texts: list[str]
     #: Whether the body has `texts`, not `text`.
     many: bool
-    #: Whether to send each result as a line, as soon as it is ready.
     stream: bool
-    #: Whether to include neighbors and votes.
     explain: bool
     #: Positions in the request of the valid texts.
     places: list[int]

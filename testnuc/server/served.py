@@ -1,7 +1,4 @@
-"""One label set of a service, Prometheus metrics, and texts of its traffic that are set aside.
-
-Metrics need prometheus-client. The texts are for a person to judge: `testnuc audit`.
-"""
+"""One label set of a service, Prometheus metrics, and texts that are set aside for an audit."""
 
 import asyncio
 import logging

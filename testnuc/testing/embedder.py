@@ -31,11 +31,6 @@ class HashEmbedder:
         Dimension of a vector, at least 2.
     seed : int
         Seed of the hash.
-
-    Raises
-    ------
-    InvalidInputError
-        `dim` is less than 2.
     """
 
     def __init__(self, dim: int = 64, *, seed: int = 0) -> None:
@@ -43,7 +38,6 @@ class HashEmbedder:
             raise InvalidInputError(f"dim is {dim}; give at least 2")
         self.dim = dim
         self._seed = seed
-        #: Texts embedded so far.
         self.embedded = 0
         #: Words -> sums of their hashed features.
         self._words: dict[str, Int64s] = {}

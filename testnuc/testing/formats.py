@@ -86,16 +86,17 @@ class _OpenAI:
         system, user, chars = _messages(body["messages"])
         asked = body.get("response_format")
         schema = ((asked or {}).get("json_schema") or {}).get("schema")
+        fields, scored = _fields(schema), bool(body.get("logprobs"))
         return Prompt(
             model=body["model"],
             user=user,
             system=system,
             tokens=count_tokens(chars),
             structured=None if asked is None else "response_format",
-            confidence=_has_confidence(schema) if schema else not body.get("logprobs"),
-            logprobs=bool(body.get("logprobs")),
+            confidence="confidence" in fields if fields else bool(schema) or not scored,
+            logprobs=scored,
             top=body.get("top_logprobs") or 0,
-            labels=_labels(schema),
+            labels=tuple(fields.get("label", {}).get("enum", ())),
         )
 
     def success(
@@ -183,13 +184,14 @@ class _Anthropic:
         ):
             if asked:
                 structured, schema = name, asked.get("schema")
+        fields = _fields(schema)
         return Prompt(
             model=body["model"],
             user=user,
             system=system,
             tokens=count_tokens(chars + len(system)),
             structured=structured,
-            confidence=not schema or _has_confidence(schema),
+            confidence=not fields or "confidence" in fields,
             cached=isinstance(body.get("system"), list)
             and any("cache_control" in block for block in body["system"]),
         )
@@ -318,29 +320,15 @@ def _messages(messages: list[dict[str, Any]]) -> tuple[str, str, int]:
     return system, user, chars
 
 
-def _has_confidence(schema: dict[str, Any]) -> bool:
-    """Return whether a JSON schema of answers has the field; True for an unknown schema."""
-    fields = _fields(schema)
-    return fields is None or "confidence" in fields
-
-
-def _labels(schema: dict[str, Any] | None) -> tuple[str, ...]:
-    """Return the labels that a JSON schema of answers allows; none if it allows any."""
-    try:
-        return tuple((_fields(schema) or {})["label"]["enum"])
-    except (KeyError, TypeError):
-        return ()
-
-
-def _fields(schema: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the fields of an answer in a JSON schema; None for an unknown schema."""
+def _fields(schema: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the fields of an answer in a JSON schema; none of an unknown schema."""
     try:
         fields: dict[str, Any] = (schema or {})["properties"]
         for name in ("answers", "labels"):
             if name in fields:
                 fields = fields[name]["items"]["properties"]
     except (KeyError, TypeError):
-        return None
+        return {}
     return fields
 
 

@@ -84,11 +84,6 @@ class LoopbackLLM(Server):
         Number of latest requests in `bodies` and `headers`.
     port : int
         0 binds a free port.
-
-    Raises
-    ------
-    InvalidInputError
-        An argument is invalid.
     """
 
     def __init__(
@@ -123,7 +118,6 @@ class LoopbackLLM(Server):
 
     def reset(self) -> None:
         """Set all counts to zero and restart the fault schedule; the rate limit is not reset."""
-        #: Requests received.
         self.requests = 0
         #: Requests that got a complete 200 response, which a provider bills.
         self.calls = 0
@@ -137,7 +131,6 @@ class LoopbackLLM(Server):
         self.cached_tokens = 0
         #: Fault -> number of injections.
         self.faults: Counter[str] = Counter()
-        #: Requests beyond the rate limit.
         self.violations: list[Violation] = []
         #: The latest requests, parsed, and their headers with lower-case names.
         self.bodies: deque[dict[str, Any]] = deque(maxlen=self._record)
