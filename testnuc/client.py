@@ -222,12 +222,8 @@ class TestNUC(Facts):
     ) -> None:
         """Embed unlabeled texts and add them to the pool; makes no LLM call.
 
-        Parameters
-        ----------
-        texts : iterable of str
-        labels : sequence of str, optional
-            The correct label of each text: such texts vote with confidence 1, without an LLM call.
-            With ``multilabel=True``: the list of labels of each text.
+        With `labels`, the correct one of each text, they vote with confidence 1, without an LLM
+        call. With ``multilabel=True`` give the list of labels of each text.
 
         Raises
         ------

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from hashlib import sha256
 from itertools import pairwise
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Self, TypeAlias
 
@@ -18,7 +17,7 @@ from testnuc import embedders
 from testnuc._base.arrays import DAMAGED, Array, Float16s, Float32s, Floats, Int32s, read_archive
 from testnuc._base.checks import checked_number, valid_text, values
 from testnuc._base.foreign import read_as
-from testnuc._base.jsonl import write_whole
+from testnuc._base.jsonl import bytes_of, write_whole
 from testnuc._base.loop_thread import Background
 from testnuc.embedders.cache import EmbeddingCache, embedder_name
 from testnuc.errors import EmbeddingError, InvalidInputError, with_note
@@ -214,7 +213,7 @@ class Head:
         if least_trust is not None:
             checked_number("least_trust", least_trust, 0, 1)
         try:
-            raw, stored = read_archive(Path(path).read_bytes(), "header", "weights")
+            raw, stored = read_archive(bytes_of(path), "header", "weights")
             header: dict[str, Any] = orjson.loads(raw.tobytes())
             if header["format"] != "testnuc head" or header["version"] != _VERSION:
                 raise InvalidInputError(  # noqa: TRY301
@@ -222,8 +221,6 @@ class Head:
                     "or distill again"
                 )
             made = cls._of(header, stored, embedder)
-        except OSError as exc:
-            raise InvalidInputError(f"{path} cannot be read: {exc.strerror or exc}") from exc
         except InvalidInputError:
             raise
         except DAMAGED as exc:
@@ -343,11 +340,8 @@ class Head:
     def predict(self, texts: Iterable[str]) -> Results:
         """Label texts; makes no LLM call.
 
-        Returns
-        -------
-        Results
-            One `Classification` for each text, with `source` "head". One that the embedder rejects
-            has an `error` instead of a label.
+        The `source` of each label is "head". A text that the embedder rejects has an `error`
+        instead.
 
         Raises
         ------

@@ -436,15 +436,9 @@ class Results(Listed[Classification]):
     ) -> None:
         """Write a self-contained HTML page for judging and browsing these results.
 
-        It asks for the right label of the texts that look wrong, or of those of a review, and saves
-        the answers as a file for `Review.load`. It shows the neighbors and votes of each text.
-
-        Parameters
-        ----------
-        path : str or path
-        review : Review, optional
-            From `TestNUC.review`: the texts to be judged.
-        title : str, optional
+        It asks for the right label of the texts that look wrong, or of those of a `review` from
+        `TestNUC.review`, and saves the answers as a file for `Review.load`. It shows the neighbors
+        and votes of each text.
         """
         from testnuc.report import write
 

@@ -29,14 +29,14 @@ def part_of(path: Path) -> Path:
     return path.with_name(f"{path.name[:_KEPT]}.{secrets.token_hex(4)}.part")
 
 
-def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
-    """Write a file atomically: under a temporary name first, so that none is left incomplete."""
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary name, whose file then replaces this one, so that none is incomplete."""
     # a link is kept: others may read its target
     whole = Path(path).resolve()
     part = part_of(whole)
     try:
-        with part.open("xb") as file:
-            file.writelines(parts)
+        yield part
         part.replace(whole)
     except OSError as exc:
         raise InvalidInputError(f"{path} cannot be written: {exc.strerror or exc}") from exc
@@ -44,6 +44,12 @@ def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
         # on a full disk: an incomplete file must not pass for a result
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def write_whole(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
+    """Write a file atomically."""
+    with replacing(path) as part, part.open("xb") as file:
+        file.writelines(parts)
 
 
 def bytes_of(path: str | os.PathLike[str]) -> bytes:

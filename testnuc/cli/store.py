@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ import orjson
 import typer
 
 from testnuc._base.checks import hash_text
-from testnuc._base.jsonl import part_of, table
+from testnuc._base.jsonl import replacing, table
 from testnuc._engine.learning import erase_texts
 from testnuc.batch.manager import BatchManager, BatchState
 from testnuc.cli import parquet
@@ -37,22 +37,14 @@ async def export(given: SimpleNamespace) -> None:
     require_folder(file)
     if path.exists() and not (path.is_file() and _is_export(kind, path)):
         raise InvalidInputError(f"{file} exists and is not an export of a store; name another file")
-    # a temporary file first: an interruption must not leave a partial one
-    part = part_of(path)
     counts: Counter[str] = Counter()
-    try:
+    with replacing(file) as part:
         async with opened_store(given.place) as opened:
             with _writing(kind, part) as write:
                 async for batch in moving.dump(opened):
                     counts.update(record["kind"] for record in batch)
                     write(batch)
                 write([{"kind": "end", "counts": dict(counts)}])
-        part.replace(path)
-    except OSError as exc:
-        raise InvalidInputError(f"{file} cannot be written: {exc.strerror or exc}") from exc
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
     to_stderr(f"exported {_counted(counts)} to {file}")
 
 

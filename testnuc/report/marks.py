@@ -13,18 +13,11 @@ from testnuc.types import SEPARATOR, split_labels
 
 
 def read_marks(path: str | os.PathLike[str]) -> tuple[list[str], list[str] | list[list[str]]]:
-    """Return the texts with a correct label in a table of judgments, and these labels.
+    """Return the texts with a correct label in a .csv table of judgments, and these labels.
 
-    Where a text can have several labels, each has the list of them, [] for none.
-
-    ``testnuc learn RESULTS marks.csv`` learns from them.
-
-    Texts for which no label is right are omitted. `Review.load` reads a .json file.
-
-    Parameters
-    ----------
-    path : str or path
-        A .csv file that the page of `Results.to_html` or ``testnuc report`` saved.
+    The page of `Results.to_html` or ``testnuc report`` saves it, and ``testnuc learn RESULTS
+    marks.csv`` learns from it. Where a text can have several labels, each has the list of them, []
+    for none. Texts for which no label is right are omitted. `Review.load` reads a .json file.
 
     Raises
     ------

@@ -49,14 +49,6 @@ class ClassifyRequest:
     #: Texts of the request, as given.
     given: list[Any]
 
-    def echo(self, place: int) -> dict[str, Any]:
-        """Return the fields of a result that say what it answers."""
-        fields: dict[str, Any] = {"index": place} if self.many else {}
-        if self.ids is not None:
-            fields["id"] = self.ids[place]
-        text = self.given[place]
-        return fields | {"text": text if isinstance(text, str) else None}
-
     def failed(self, labels: LabelSet) -> list[dict[str, Any]]:
         """Return the results of the texts that cannot be labeled."""
         return [
@@ -99,8 +91,11 @@ def record(
     """
     place = asked.places[result.index] if place is None else place
     fields = row(result, full=asked.explain)
-    own = result.prediction
-    made = asked.echo(place) | {"label": result.label}
+    own, text = result.prediction, asked.given[place]
+    made: dict[str, Any] = {"index": place} if asked.many else {}
+    if asked.ids is not None:
+        made["id"] = asked.ids[place]
+    made |= {"text": text if isinstance(text, str) else None, "label": result.label}
     made |= {name: fields[name] for name in _PLAIN}
     made["own"] = made["reason"] = None
     if own is not None:
