@@ -66,7 +66,7 @@ def read(body: bytes, settings: ServerSettings) -> ClassifyRequest:
     many = "texts" in given
     if given["stream"] and not many:
         raise _invalid('"stream" requires "texts"')
-    texts = _checked_texts(given, settings) if many else [given["text"]]
+    texts = _checked_texts(given["texts"], settings.max_texts) if many else [given["text"]]
     ids = None
     if "id" in given or "ids" in given:
         ids = _checked_ids(given["ids"] if many else [given["id"]], len(texts))
@@ -135,16 +135,10 @@ def _object(body: bytes, most: int) -> dict[str, Any]:
     return given
 
 
-def _checked_texts(given: dict[str, Any], settings: ServerSettings) -> list[Any]:
-    texts = given["texts"]
-    if not isinstance(texts, list):
-        raise _invalid(f"texts is {_kind(texts)}; give a list of strings")
-    if not texts:
-        raise _invalid("texts is empty; give at least one text")
-    if len(texts) > settings.max_texts:
-        raise _invalid(
-            f"texts has {len(texts)} texts; at most {settings.max_texts} are allowed: send several"
-        )
+def _checked_texts(texts: Any, most: int) -> list[Any]:
+    if not isinstance(texts, list) or not 1 <= len(texts) <= most:
+        size = f" of {len(texts)}" if isinstance(texts, list) else ""
+        raise _invalid(f"texts is {_kind(texts)}{size}; give a list of 1 to {most} strings")
     return texts
 
 

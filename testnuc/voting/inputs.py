@@ -62,7 +62,7 @@ def _like(value: ArrayLike | None, name: str, shape: tuple[int, ...], other: str
     if value is None:
         return _NO_NUMBERS
     array = numbers(value, name, len(shape))
-    _same_shape(name, array, shape, other)
+    same_shape(name, array, shape, other)
     return array
 
 
@@ -71,7 +71,8 @@ def _few_enough(k: int) -> None:
         raise InvalidInputError(f"{k} neighbors in a row; at most {_MAX_NEIGHBORS} can vote")
 
 
-def _same_shape(name: str, array: Array, shape: tuple[int, ...], other: str) -> None:
+def same_shape(name: str, array: Array, shape: tuple[int, ...], other: str) -> None:
+    """Check that an array has a shape that follows from another argument."""
     if array.shape != shape:
         raise InvalidInputError(
             f"{name} has the shape {array.shape}; give {shape}, as {other} says"
@@ -147,7 +148,7 @@ class Ballots:
         sim = _like(similarities, "similarities", ids.shape, "the shape of neighbor_ids")
         lab = integers(pool_labels, "pool_labels", 1)
         own_lab = integers(own_labels, "own_labels", 1)
-        _same_shape("own_labels", own_lab, ids.shape[:1], "the number of rows of neighbor_ids")
+        same_shape("own_labels", own_lab, ids.shape[:1], "the number of rows of neighbor_ids")
         conf = _like(pool_confidences, "pool_confidences", lab.shape, "the shape of pool_labels")
         sure = _like(own_confidences, "own_confidences", own_lab.shape, "the shape of own_labels")
         own_conf = sure if sure.size else _NAN.repeat(len(own_lab))

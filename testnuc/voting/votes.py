@@ -14,7 +14,7 @@ from testnuc._base.arrays import Array, Bools, Float32s, Float64s, Int32s, Int64
 from testnuc._base.checks import checked_whole
 from testnuc._base.display import Brief
 from testnuc.errors import InvalidInputError
-from testnuc.voting.inputs import Ballots, rows_of
+from testnuc.voting.inputs import Ballots, integers, rows_of, same_shape
 from testnuc.voting.labels import Labels, starts_of
 from testnuc.voting.policy import VotePolicy
 
@@ -275,15 +275,11 @@ def decided(
     return certain
 
 
-def _counts(known: ArrayLike, n_rows: int, width: int) -> Int64s:
-    """Return `known`, one number or one for each row, as int64[B] in 0..width."""
+def _counts(known: ArrayLike, n_rows: int, width: int) -> Int32s:
+    """Return `known`, one number or one for each row, as int32[B] in 0..width."""
     array = np.asarray(known)
-    if array.shape not in {(), (n_rows,)} or (array.size > 0 and array.dtype.kind not in "iu"):
-        raise InvalidInputError(
-            f"known has the shape {array.shape} and the dtype {array.dtype}; give an integer, or"
-            f" one for each of the {n_rows} rows"
-        )
-    counts = np.broadcast_to(array, n_rows)
+    counts = integers(array if array.ndim else array.repeat(n_rows), "known", 1)
+    same_shape("known", counts, (n_rows,), "the number of rows")
     wrong = np.flatnonzero((counts < 0) | (counts > width))
     if wrong.size > 0:
         row = wrong[0]

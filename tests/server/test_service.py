@@ -89,8 +89,8 @@ async def test_one_text_many_texts_and_lines(client_of):
         ({"text": "a", "explain": "yes"}, 422, "explain is a string; give true or false"),
         ({"text": "x" * 2_001}, 422, "2,001 characters; at most 2,000"),
         ({"texts": "a"}, 422, "texts is a string; give a list"),
-        ({"texts": []}, 422, "at least one text"),
-        ({"texts": ["a"] * 21}, 422, "21 texts; at most 20"),
+        ({"texts": []}, 422, "a list of 0; give a list of 1 to 20 strings"),
+        ({"texts": ["a"] * 21}, 422, "a list of 21; give a list of 1 to 20 strings"),
         ({"text": "x" * 60_000}, 413, "more than 50,000 bytes"),
     ],
 )
