@@ -149,12 +149,8 @@ class NotAnsweredError(ProviderError):
 class ReplyError(ProviderError):
     """The provider responded, but no label can be read from the response.
 
-    Parameters
-    ----------
-    content : str, optional
-        The model's output, truncated.
-    usage : TokenUsage, optional
-        The tokens of the call, if reported: unusable answers are billed as well.
+    `content` is the model's output, truncated, and `usage` the tokens of the call, if reported:
+    unusable answers are billed as well.
     """
 
     retryable = True

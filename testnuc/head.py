@@ -25,7 +25,7 @@ from testnuc.index.memory_pool import Pool
 from testnuc.protocols import Answer, Embedder, PoolText, Reply, Request
 from testnuc.results import Results
 from testnuc.stores.memory import MemoryStore
-from testnuc.trust.calibration import SetRule, chance_of
+from testnuc.trust.calibration import SetRule, chance_of, log_odds
 from testnuc.trust.certificates import Certificate
 from testnuc.trust.head import LinearHead
 from testnuc.types import SEPARATOR, Classification, Usage
@@ -38,7 +38,6 @@ _Candidate: TypeAlias = tuple[str, bool, float, float]
 _VERSION = 1
 #: Texts whose probabilities are in memory at a time.
 _BLOCK = 4_096
-_TINY = np.float32(1e-4)
 #: Sums and differences of such numbers are numbers.
 _LARGEST = 1e38
 #: Labels that are at least this probable are shown with a text that can have several.
@@ -301,15 +300,10 @@ class Head:
         return Labels.stacked([label(vectors[at : at + _BLOCK]) for at in starts])
 
     def _one(self, vectors: Floats) -> Labels:
-        start, slope = map(np.float32, self.curve)
-        z = vectors.astype(np.float32) @ self.weights[:-1]
-        z += self.weights[-1]
-        label = z.argmax(axis=1)
-        z -= z[np.arange(len(z)), label][:, None]
-        np.exp(z, out=z)
-        chance = np.clip(1 / z.sum(axis=1), _TINY, 1 - _TINY)
-        odds = start + slope * np.log(chance / (1 - chance))
-        return Labels.single(label.astype(np.int32), trust=(1 / (1 + np.exp(-odds))).astype(float))
+        probabilities = self._linear.probabilities(vectors)
+        label = probabilities.argmax(axis=1).astype(np.int32)
+        odds = log_odds(probabilities.max(axis=1))
+        return Labels.single(label, trust=chance_of(odds, self.curve))
 
     def _several(self, vectors: Floats) -> Labels:
         assert self.sets is not None
