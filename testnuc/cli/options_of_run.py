@@ -164,9 +164,8 @@ class StoredRun:
 
     @property
     def labels(self) -> list[str] | dict[str, str]:
-        """The labels, with descriptions if there are any."""
-        described, none = self.facts.get("descriptions") or {}, self.facts.get("none_label")
-        names = [str(name) for name in self.facts["labels"] if name != none]
+        """The labels, that for none of them included, with descriptions if there are any."""
+        names, described = list(map(str, self.facts["labels"])), self.facts.get("descriptions")
         return {name: described.get(name, "") for name in names} if described else names
 
     @property
@@ -182,7 +181,11 @@ class StoredRun:
             return False
         if "model" in client.named and client["model"] != facts.get("model"):
             return False
-        return "labels" not in client.named or [*self.labels] == [*read_labels(client["labels"])]
+        if "labels" not in client.named:
+            return True
+        # where it is not named with the others, it is the last one
+        given = dict.fromkeys([*read_labels(client["labels"]), facts.get("none_label")])
+        return [*self.labels] == [*filter(None, given)]
 
     def __str__(self) -> str:
         facts, labels = self.facts, self.labels

@@ -632,6 +632,21 @@ def test_labels_of_a_referee_stay_but_for_those_of_a_person(tickets):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "names", [{"other": "all else", **WORDS}, {**WORDS, "other": "all else"}, ["other", *WORDS]]
+)
+def test_a_run_whose_label_for_none_is_first_or_described_is_found(tickets, names):
+    with LoopbackLLM(wrong_at_random) as llm:
+        Path("labels.json").write_text(json.dumps(names))
+        named = ["--labels", "labels.json", "--none-label", "other"]
+        given = [*options(llm), *named, "--store", "s.db"]
+        ran("classify", str(tickets), *given, "-o", "out.csv")
+        for more in ([], ["--run", "1"], named, named[:2]):
+            _, err = ran("review", "s.db", "-n", "5", "--no-open", *more, key=None)
+            assert "5 of 240 texts to judge" in err
+    assert "4 labels (" in ran("store", "runs", "s.db", key=None)[0]
+
+
 def test_labels_that_a_run_withheld_are_withheld_after_learning(tickets):
     with LoopbackLLM(wrong_at_random) as llm:
         withheld = ["--min-trust", "0.9"]
