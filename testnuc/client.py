@@ -51,6 +51,7 @@ class Facts:
     __test__ = False
 
     labels: LabelSet
+    #: The model, as ``provider/name``.
     model: str
     _parts: Components
     _learning: Learning
@@ -101,7 +102,7 @@ class TestNUC(Facts):
     call; calls stay within the provider's rate limit and your budget.
 
     A client can be shared by any number of concurrent tasks in one event loop. Close it with
-    ``async with``, or by `aclose`.
+    ``async with``, or by `aclose`. `SyncTestNUC` is the same client without ``await``.
 
     Parameters
     ----------
@@ -161,23 +162,12 @@ class TestNUC(Facts):
         the LLM; their `source` is "head", and neighbors without a stored prediction are skipped,
         too.
 
-    Attributes
-    ----------
-    labels : LabelSet
-        The labels to choose from.
-    model : str
-        The model, as ``provider/name``.
-
     Raises
     ------
     InvalidInputError
         An argument is wrong; the message names it and the remedy.
     ConfigurationError
         A key is missing.
-
-    See Also
-    --------
-    SyncTestNUC : The same client without ``await``.
 
     Examples
     --------

@@ -194,14 +194,9 @@ class Head:
     ) -> Self:
         """Read a file that `TestNUC.distill` or `save` wrote.
 
-        Parameters
-        ----------
-        path : str or path
-        embedder : str or Embedder, optional
-            Needed where the head was trained with an embedder object of your own, a model in a
-            folder, or one that is neither of OpenAI nor of sentence-transformers.
-        least_trust : float, optional
-            The trust from which it labels in front of an LLM, 0 to 1; see `Head`.
+        `embedder` is needed where the head was trained with an embedder object of your own, a model
+        in a folder, or one that is neither of OpenAI nor of sentence-transformers. `least_trust`:
+        the trust from which it labels in front of an LLM, 0 to 1; see `Head`.
 
         Raises
         ------

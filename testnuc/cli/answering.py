@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 import secrets
 import sys
 import threading
@@ -24,7 +23,6 @@ from testnuc.report import render, write
 from testnuc.results import Results
 from testnuc.trust.review import Review, ReviewItem
 
-_NUMBER = re.compile(r"\d+")
 _HELP = "a label or its beginning, 0 = none of these, n = skip, u = back, q = save and quit"
 #: The keys of the page; the second for labels of which one is "0".
 _NONE = ("0", "-")
@@ -58,7 +56,7 @@ class ReviewFile:
 def answer(review: Review, path: str) -> None:
     """Ask for the label of each open item, in order; saves to `path` after each answer."""
     # the numbers of candidates would be ambiguous among labels such as "1"
-    numbered = not any(map(_NUMBER.fullmatch, review.labels))
+    numbered = not any(map(str.isdecimal, review.labels))
     file, at = ReviewFile(review, path), _next_open(review, 0)
     # of a joined review, the texts between the open ones are agreed on
     before = [*range(at)] if review.context.judges == 1 else []
@@ -138,7 +136,7 @@ def _label(said: str, review: Review, shown: list[str]) -> str | None:
         return said
     if said in _NONE:
         return None
-    if shown and _NUMBER.fullmatch(said):
+    if shown and said.isdecimal():
         if not 1 <= int(said) <= len(shown):
             raise InvalidInputError(f"there is no number {said}; give 1 to {len(shown)}")
         return shown[int(said) - 1]
