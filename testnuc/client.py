@@ -359,9 +359,8 @@ class TestNUC(Facts):
             raise InvalidInputError(f"the text {problem}")
         await self._ready()
         parts, pipeline = self._parts, self._parts.pipeline
-        entry = PoolText.of(text)
         with operation(parts.telemetry, "classify", model=self.model) as span:
-            run = await pipeline.prepare([entry], together=False, partial=True)
+            run = await pipeline.prepare([PoolText.of(text)], together=False, partial=True)
             await pipeline.complete(run, waves=True)
             warn_of_few(parts, run)
             await pipeline.settle(run, together=False)

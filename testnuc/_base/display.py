@@ -59,8 +59,7 @@ def new_figure(width: float, height: float) -> Any:
 
 def data_frames(library: str) -> Any:
     """Return the module of a library of data frames."""
-    hint = f"this needs {library}: pip install 'testnuc[frames]', or pip install {library}"
-    with needing(hint):
+    with needing(f"this needs {library}: pip install 'testnuc[frames]', or pip install {library}"):
         return import_module(library)
 
 

@@ -205,8 +205,7 @@ class Leases:
         keys = list(self._awaited)
         for start in range(0, len(keys), _CHUNK):
             part = keys[start : start + _CHUNK]
-            predictions = await self.store.get_predictions(part)
-            for key, prediction in zip(part, predictions, strict=True):
+            for key, prediction in zip(part, await self.store.get_predictions(part), strict=True):
                 # the key may have been abandoned during the look-up
                 if prediction is not None and key in self._awaited:
                     found = True

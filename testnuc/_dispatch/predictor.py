@@ -157,8 +157,7 @@ class Predictor:
     @property
     def prompt_bytes(self) -> int:
         """The approximate size of the prompts for one text, to compare ways to ask."""
-        tasks = self.steps
-        return sum(len(t.system) + sum(map(len, t.labels)) + _TEXT_BYTES for t in tasks)
+        return sum(len(t.system) + sum(map(len, t.labels)) + _TEXT_BYTES for t in self.steps)
 
     def key(
         self, text: str, sample: int = 0, demonstrations: tuple[Demonstration, ...] = ()
@@ -294,8 +293,7 @@ class Predictor:
             if chosen is not None:
                 return [chosen]
         found: dict[int, _Found] = dict.fromkeys(range(len(asks)))
-        known = await self.none_chosen(asks)
-        if new := [i for i, before in enumerate(known) if not before]:
+        if new := [i for i, before in enumerate(await self.none_chosen(asks)) if not before]:
             some = tuple(asks[i] for i in new)
             found |= zip(new, await self._answer(some, 0, self.part(some)), strict=True)
         if left := [i for i, outcome in found.items() if outcome is None]:

@@ -340,7 +340,9 @@ class Scheduler:
             outcomes, failure = await self._answered(bundle)
             failed = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
             if not self._valid and any(map(self._is_suspect, failed)):
-                self._valid = await self._has_answers()
+                # the run meets the store's error elsewhere
+                with suppress(Exception):
+                    self._valid = await self._store.count(self._scope) > 0
         except BaseException:
             # cancelled by `close`
             self._drop(bundle)
@@ -443,12 +445,6 @@ class Scheduler:
             )
         rest = iter(standing)
         return [o if isinstance(o, Exception) else next(rest) for o in outcomes], None
-
-    async def _has_answers(self) -> bool:
-        try:
-            return await self._store.count(self._scope) > 0
-        except Exception:  # noqa: BLE001 - the run meets the store's error elsewhere
-            return False
 
     def _settle_suspects(self) -> None:
         """Settle the suspects once it is known whether the request or a text is at fault.

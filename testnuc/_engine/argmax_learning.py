@@ -93,14 +93,13 @@ class ArgmaxFit:
                 given.setdefault(names[int(kept[row])], []).append("what was learned so far")
             return given.items()
 
-        context = self._context(() if before is None else before.used, open_ & (kept < 0), open_)
         return Offer(
             trust,
             calibrated=before is not None,
             label=lambda row: names[int(kept[row])],
             support=differing(candidates),
             candidates=shown,
-            context=context,
+            context=self._context(() if before is None else before.used, open_ & (kept < 0), open_),
         )
 
     def learned(self, judgments: tuple[Judgment, ...], protected: tuple[int, ...]) -> Learned:
@@ -222,10 +221,9 @@ class ArgmaxFit:
         drawn = [j for j in judgments if j.probability is not None]
         candidates, labels = self._candidates, self._parts.labels
         judged = judged_of(drawn, self.rows, labels)
-        gold = judged.right.first().tolist()
         earlier = tuple(
             (label >= 0, tuple(label >= 0 and int(c.labels[row]) == label for c in candidates))
-            for row, label in zip(judged.rows.tolist(), gold, strict=True)
+            for row, label in zip(judged.rows.tolist(), judged.right.first().tolist(), strict=True)
         )
         return ReviewContext(
             candidates=tuple(c.name for c in candidates),

@@ -311,9 +311,8 @@ class Components:
 
     async def _describe(self) -> None:
         """Store the facts of the scope: options, and what answered so far."""
-        answered = await self.answered()
         await self.store.describe(
-            self.predictor.scope, self.facts | _known(answered=answered or None)
+            self.predictor.scope, self.facts | _known(answered=await self.answered() or None)
         )
 
     async def scopes(self) -> list[tuple[bytes, dict[str, Any]]]:

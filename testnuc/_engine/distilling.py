@@ -25,9 +25,8 @@ _CALIBRATED = 50
 
 async def distill(parts: Components) -> Head:
     """Train a head on the labels that a client gives to its pool now; makes no call."""
-    most = most_texts(len(parts.labels.names), _MOST_TEXTS)
     run, vectors = await parts.pipeline.pool_predictions.labeled(
-        parts.pipeline.settings, most, NEIGHBORS
+        parts.pipeline.settings, most_texts(len(parts.labels.names), _MOST_TEXTS), NEIGHBORS
     )
     if run.batch.n_own < _LEAST_TEXTS:
         raise InvalidInputError(
@@ -67,8 +66,7 @@ def _trained(parts: Components, run: Run, vectors: Float16s) -> Head:
     used = np.flatnonzero(answered & judged.draws.drawn)
     by_judged = len(used) >= _CALIBRATED
     if by_judged:
-        weights = 1 / judged.draws.probability[used]
-        curve = fit_line(odds[judged.rows[used]], right[used], weights)
+        curve = fit_line(odds[judged.rows[used]], right[used], 1 / judged.draws.probability[used])
     else:
         curve = fit_line(odds[labels.known], agrees, np.ones(len(agrees)))
     certificate = None

@@ -190,8 +190,7 @@ class Escalation:
             new += sum(vector is None for vector in vectors)
         judged = min(_REFEREED, len(entries)) if self._is_due(len(parts.pool) + new) else 0
         most = judged + int(self._part * len(entries))
-        task = referee.predictor.task
-        calls = [((text,), (), task) for text in open_[:most]]
+        calls = [((text,), (), referee.predictor.task) for text in open_[:most]]
         (cost,) = await costs_of(referee.predictor, calls, [referee.price])
         return cost.calls, cost.usd
 
@@ -292,8 +291,7 @@ class Escalation:
         trust[np.isin(run.answers.label[: len(trust)], rule.protected)] = np.inf
         places = np.argsort(trust, kind="stable")[:n]
         places = places[np.isfinite(trust[places])]
-        asked = [run.batch.entries[place] for place in places.tolist()]
-        answers = await self.referee.ask(asked)
+        answers = await self.referee.ask([run.batch.entries[place] for place in places.tolist()])
         said: dict[int, tuple[tuple[int, ...], str]] = {}
         failed = [answer for answer in answers if isinstance(answer, Exception)]
         for place, answer in zip(places.tolist(), answers, strict=True):

@@ -86,8 +86,7 @@ class ExampleFinder:
 
     async def _vectors(self, entries: Sequence[PoolText], snapshot: Snapshot) -> Float16s:
         kept = snapshot.vectors
-        others = [e for e in entries if e.hash not in kept]
-        rest = iter(await self.embedding.vectors(others))
+        rest = iter(await self.embedding.vectors([e for e in entries if e.hash not in kept]))
         return np.stack([kept[e.hash] if e.hash in kept else next(rest) for e in entries])
 
     async def _label(
@@ -112,8 +111,7 @@ class ExampleFinder:
         ]
         async with aclosing(scheduler.run(asks)) as outcomes:
             async for ask, outcome in outcomes:
-                label = None if isinstance(outcome, Exception) else outcome.label
-                labels[ask.text_hash] = label
+                labels[ask.text_hash] = None if isinstance(outcome, Exception) else outcome.label
 
     def _key(self, entry: PoolText) -> bytes:
         return self.predictor.key_of(self._kind, entry.hash)
@@ -216,8 +214,7 @@ class Sampler:
     ) -> Iterator[Ask]:
         entry = self.run.batch.entries[place]
         got = self.run.answers.partial.get(place, ())
-        missing = [sample for sample in range(self.method.samples) if sample not in got]
-        for sample in missing:
+        for sample in [one for one in range(self.method.samples) if one not in got]:
             yield self.predictor.ask(entry.text, entry.hash, place, sample, shown, labels)
 
     def _reduced(self, outcomes: Sequence[Prediction | Exception]) -> Prediction | Exception:

@@ -110,9 +110,8 @@ def _known_label(allowed: LabelSet, said: Any, position: int, *, none: bool) -> 
     if said is None and none:
         return None
     if not isinstance(said, str) or said not in allowed:
-        close = closest_label(said, allowed.names)
         raise InvalidInputError(
             f"label {position} is {said!r}, which is not in the label set"
-            + (close or "; correct it, or leave the text out")
+            + (closest_label(said, allowed.names) or "; correct it, or leave the text out")
         )
     return said

@@ -277,8 +277,7 @@ async def ask_unsure(
     proved = settings.head_decides
     if proved:
         rule = rule.where_proved(len(rows), n_classes)
-    unknown = np.full(len(rows), -1, dtype=np.int32)
-    texts = texts_among(run, rows, vectors[rows], unknown)
+    texts = texts_among(run, rows, vectors[rows], np.full(len(rows), -1, dtype=np.int32))
     sampler = UncertaintySampler(texts, [run.batch.entries[r].hash for r in rows], rule)
     places = sampler.first
     while len(places):

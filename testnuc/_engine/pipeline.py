@@ -398,8 +398,7 @@ class Pipeline:
     ) -> None:
         """Predict the texts at distinct places that have no outcome yet."""
         scheduler = self.lanes[lane]
-        open_ = self._open(run, places)
-        sampler = Sampler(self.method, self.predictor, run, open_)
+        sampler = Sampler(self.method, self.predictor, run, self._open(run, places))
         # a stage of the batch lane takes hours: the examples of all texts are one stage
         whole = lane != "live"
         asks: Iterator[Ask] | AsyncGenerator[list[Ask], None] = sampler.asks()
@@ -498,9 +497,8 @@ class Pipeline:
 def _in_order(run: Run, rows: Int64s, known: int) -> Iterator[int]:
     """Yield each place once: every own text, followed by its first `known` neighbors."""
     seen = bytearray(len(run.batch.entries))
-    neighbors = run.batch.neighbors
     for row in rows.tolist():
-        for place in (row, *neighbors[row, :known].tolist()):
+        for place in (row, *run.batch.neighbors[row, :known].tolist()):
             if place >= 0 and not seen[place]:
                 seen[place] = 1
                 yield place

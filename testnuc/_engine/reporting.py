@@ -358,8 +358,7 @@ def _model(
         f"{sampling.reasoning_effort}, {seed}{further}"
     )
     yield f"- Method: {_plainly(parts.pipeline.method)}"
-    prompt = prompt_hash(parts)
-    yield f"- Prompt: SHA-256 `{prompt}`, of the block below without its last newline"
+    yield f"- Prompt: SHA-256 `{prompt_hash(parts)}`, of the block below without its last newline"
 
 
 def _plainly(made: object) -> str:

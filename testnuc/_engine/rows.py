@@ -103,8 +103,7 @@ def _of_label(run: Run, place: int, fields: dict[str, Any]) -> Classification:
     reason, least = run.reason(place), run.votes.settings.min_trust
     label = names[winner] if winner >= 0 else None
     if least is not None and trust is not None and trust < least and label is not None:
-        withheld = f"trust {trust:.2f} is below {least:g}; it would be {label!r}"
-        reason = Reason("low_trust", withheld)
+        reason = Reason("low_trust", f"trust {trust:.2f} is below {least:g}; it would be {label!r}")
         label = None
     return Classification(
         **fields,

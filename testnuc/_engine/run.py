@@ -149,8 +149,7 @@ class Run:
                 share, shares[winner] = float(shares[winner]), 0
                 margin = max(share - float(shares.max()), 0.0)
             if name == "learned":
-                near = self.batch.neighbors[place, :MAX_NEIGHBORS]
-                voters = 1 + int((near >= 0).sum())
+                voters = 1 + int((self.batch.neighbors[place, :MAX_NEIGHBORS] >= 0).sum())
         elif self.is_skipped(place):
             share = margin = 0.0
         return weights, share, margin, voters

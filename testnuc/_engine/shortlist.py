@@ -369,6 +369,5 @@ def _lacks(run: Run, place: int, short: str, whole: str) -> bool:
         return labels.index(whole) not in lists[place].tolist()
     # level by level: another top level hides it
     assert labels.tree is not None
-    paths = labels.tree.paths
-    first, second = (paths[labels.names.index(label)][0] for label in (short, whole))
+    first, second = (labels.tree.paths[labels.names.index(label)][0] for label in (short, whole))
     return first != second

@@ -219,8 +219,7 @@ class OpenAIBatches(BatchAPI):
             return QueueFullError(self._words(message), limit=limit)
         # a failure of the provider is retried, a refusal is not
         status = 500 if not code or "server" in code else 400
-        body = {"error": {**first, "message": message}}
-        error = self._provider.error(status, {}, written(body))
+        error = self._provider.error(status, {}, written({"error": {**first, "message": message}}))
         return error if isinstance(error, ProviderError) else ServerError(self._words(message))
 
 

@@ -204,8 +204,7 @@ class BatchLane:
         # in the order of the asks, each once
         tasks = {self._pending_keys[a.key]: None for a in asks if a.key in self._pending_keys}
         others = [ask for ask in asks if ask.key not in self._pending_keys]
-        requests = packs(others, self.per_call, frozenset(alone))
-        async for load in self._loads(requests):
+        async for load in self._loads(packs(others, self.per_call, frozenset(alone))):
             await self._slots.acquire()
             # others are of another process, adopted meanwhile: left out when this is sent
             keys = [ask.key for pack in load.packs for ask in pack]
@@ -307,10 +306,9 @@ class BatchLane:
 
     async def _run_batch(self, load: PendingBatch) -> Outcomes:
         """Run a batch, or smaller ones in turn if the budget requires it."""
-        tokens = load.input_tokens + load.output_tokens
         try:
             reservation = await self._transport.account.reserve(
-                load.pico_usd, tokens, len(load.packs), batch=True
+                load.pico_usd, load.input_tokens + load.output_tokens, len(load.packs), batch=True
             )
         except BudgetExceededError as error:
             if len(load.packs) == 1:

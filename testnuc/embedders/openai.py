@@ -80,8 +80,7 @@ class OpenAIEmbedder:
         limits: Limits = Limits(concurrency=8),  # noqa: B008 - it has no state
         truncate: bool = False,
     ) -> None:
-        given = base_url or os.environ.get("OPENAI_BASE_URL") or _DEFAULT
-        endpoint = Endpoint.parse(given)
+        endpoint = Endpoint.parse(base_url or os.environ.get("OPENAI_BASE_URL") or _DEFAULT)
         key = checked_key(api_key, ("OPENAI_API_KEY",))
         if key is None and endpoint.host == "api.openai.com":
             raise errors.ConfigurationError(

@@ -227,8 +227,7 @@ class SentenceTransformersEmbedder:
                 "process"
             )
         self._process = os.getpid()
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, function, list(texts))
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, list(texts))
 
     def _cut(self, texts: list[str]) -> tuple[int, int]:
         model = self._load()

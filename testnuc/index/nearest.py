@@ -396,7 +396,16 @@ class NearestVectors:
         """Return rows that include the best k, unordered and padded with -1; int64[B, W]."""
         if self.graph is None or not self._by_graph:
             return self._outside_graph(single, k, exclude, 0, end)
-        found = self._graph_candidates(self.graph, queries, k, exclude, end)
+        count, want = -1, k + 1 + _EXTRA
+        # rows at or above `end` are dropped, so fetch more until k remain for each query
+        while count < len(self.graph):
+            count = min(want, len(self.graph))
+            found = self.graph.search(queries, count)
+            unwanted = (found >= end) | (found == exclude[:, None]) | ~self._alive.array[found]
+            found[unwanted] = -1
+            if int((found >= 0).sum(axis=1).min()) >= k:
+                break
+            want *= 4
         if self.graph.rows < end:
             rest = self._outside_graph(single, k, exclude, self.graph.rows, end)
             found = np.concatenate([found, rest], axis=1)
@@ -414,20 +423,6 @@ class NearestVectors:
             parts.append(np.where(found >= 0, some[found], -1))
         return np.concatenate(parts, axis=1)
 
-    def _graph_candidates(
-        self, graph: Graph, queries: Float16s, k: int, exclude: Int64s, end: int
-    ) -> Int64s:
-        # rows at or above `end` are dropped, so fetch more until k remain for each query
-        want = k + 1 + _EXTRA
-        while True:
-            count = min(want, len(graph))
-            found = graph.search(queries, count)
-            unwanted = (found >= end) | (found == exclude[:, None]) | ~self._alive.array[found]
-            found[unwanted] = -1
-            if count == len(graph) or int((found >= 0).sum(axis=1).min()) >= k:
-                return found
-            want *= 4
-
     def _outside_graph(
         self, queries: Float32s, k: int, exclude: Int64s, start: int, end: int
     ) -> Int64s:
@@ -435,6 +430,5 @@ class NearestVectors:
         if len(self._single) != self._size - start:
             self._single = self._vectors.array[start : self._size].astype(np.float32)
         alive = self._alive.array[start:end]
-        vectors = self._single[: end - start]
-        found = exact_candidates(queries, vectors, alive, k, exclude - start)
+        found = exact_candidates(queries, self._single[: end - start], alive, k, exclude - start)
         return np.where(found >= 0, found + start, -1)

@@ -191,8 +191,7 @@ class BudgetAccount:
 
     def _exceeded(self, which: int, amount: int, spent: int) -> BudgetExceededError:
         limit = self._limits[which] or 0
-        left = max(0, limit - spent)
-        amounts, name = (amount, left, limit), _NAMES[which]
+        amounts, name = (amount, max(0, limit - spent), limit), _NAMES[which]
         need, rest, total = (str(x) if which else f"{x / PICO:.6f}" for x in amounts)
         held = ""
         if spent > self._spent[which]:

@@ -89,8 +89,7 @@ class Quota:
         self.wait = wait if believed and not remaining else 0.0
         # after a shortened wait one probe is sent, if nothing else is in flight
         # a limit of zero would admit nothing for ever, and this response contradicts it
-        limit = count(headers.get(self.limit)) or None
-        self.probes = 1.0 if wait > self.longest else limit
+        self.probes = 1.0 if wait > self.longest else count(headers.get(self.limit)) or None
 
     def reopen(self, flying: float, now: float) -> bool:
         """Start again after the reset; return whether the quota is still low.
@@ -192,11 +191,10 @@ class ServerQuota:
         for quota in self._quotas:
             if not quota.low:
                 continue
-            if now >= quota.until:
-                flying = _amount(quota.kind, self.flying)
-                if not quota.reopen(flying, now):
-                    self.low -= 1
-                    continue
+            flying = _amount(quota.kind, self.flying)
+            if now >= quota.until and not quota.reopen(flying, now):
+                self.low -= 1
+                continue
             alone = self.flying[0] == 0 and quota.left > 0
             if quota.left < _amount(quota.kind, (1, *size)) and not alone:
                 delay = max(delay, quota.until - now)

@@ -22,16 +22,9 @@ from testnuc.errors import printable
 from testnuc.limits.budget import BYTES_PER_TOKEN
 from testnuc.prompts.reading import parse_reply, without_thinking
 from testnuc.protocols import Answer, Answers, Reply, Request, Task, TokenUsage
+from testnuc.providers import _dialect
 from testnuc.providers._answers import Body, Message
-from testnuc.providers._dialect import (
-    LIMIT_TOO_LARGE,
-    LIMITS,
-    Dialect,
-    Structure,
-    after_refusal,
-    less_structure,
-    stepped,
-)
+from testnuc.providers._dialect import LIMITS, Dialect, Structure
 from testnuc.providers._reasoning import LEAST
 from testnuc.providers._streams import joined
 from testnuc.transport.api_errors import as_error, without_key
@@ -194,7 +187,7 @@ class HTTPProvider(ABC):
 
     def _parts(self, task: Task, n: int, step: int) -> tuple[Body, dict[str, Any]]:
         """Return the parts of a body, and its parameters as they are sent."""
-        body = self.body(task, n, stepped(self.dialect, self.structures, step))
+        body = self.body(task, n, _dialect.stepped(self.dialect, self.structures, step))
         given = {**dict(self.dialect.added), **body.parameters}
         if self.dialect.stream:
             given["stream"] = True
@@ -227,7 +220,7 @@ class HTTPProvider(ABC):
                 after = replace(before, tight=False)
         elif isinstance(error, errors.UnreadableReplyError):
             if error.content and not self._readable and "response_format" not in users:
-                after = less_structure(before, self.structures)
+                after = _dialect.less_structure(before, self.structures)
         elif isinstance(error, errors.BadRequestError):
             after = self._after_refusal(error, task, users)
         if after is None or isinstance(error, errors.ContentRefusedError):
@@ -250,14 +243,14 @@ class HTTPProvider(ABC):
         self, error: errors.BadRequestError, task: Task, users: set[str]
     ) -> Dialect | None:
         ours = self.dialect.tight and not self.needs_limit and users.isdisjoint(LIMITS)
-        if ours and LIMIT_TOO_LARGE.search(str(error)):
+        if ours and _dialect.LIMIT_TOO_LARGE.search(str(error)):
             return replace(self.dialect, tight=False)
         if not error.fatal:
             return None
         # a model's name says nothing about the refusal
         message = re.sub(rf"(?<![\w-]){re.escape(self.model)}(?![\w-])", "", str(error))
         _, sent = self._parts(task, 1, 0)
-        return after_refusal(self.dialect, message, self.structures, users, sent)
+        return _dialect.after_refusal(self.dialect, message, self.structures, users, sent)
 
     @abstractmethod
     def parse(self, answer: dict[str, Any]) -> Message:
@@ -409,15 +402,13 @@ class HTTPProvider(ABC):
 
     def error(self, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
         """Return the error of a non-200 response."""
-        hint = self._hint
-        return as_error(status, headers, body, where=self._where, key=self._hidden, hint=hint)
+        return as_error(status, headers, body, where=self._where, key=self._hidden, hint=self._hint)
 
 
 def _without_crowd(answers: Answers, task: Task) -> Answers:
     """Return the answers; an error, if so many of their labels are unknown that it takes long."""
     given = [answer for answer in answers if isinstance(answer, Answer)]
-    said = {name for a in given for name, _ in a.stated}
-    others = said.difference(task.labels)
+    others = {name for a in given for name, _ in a.stated}.difference(task.labels)
     if sum(map(len, others)) + len(others) * (_EACH + len(task.labels)) <= _MOST_OTHERS:
         return answers
     return (

@@ -30,8 +30,7 @@ class ZeroShot:
         self._embedder = embedder
         self._labels = labels
         self._prototypes: Float32s | None = None
-        described = "\n".join(self._descriptions())
-        digest = blake2b(described.encode(), digest_size=8).hexdigest()
+        digest = blake2b("\n".join(self._descriptions()).encode(), digest_size=8).hexdigest()
         name = getattr(embedder, "name", type(embedder).__qualname__)
         self.identity = f"{name}/{_TEMPERATURE}/{digest}"
 
@@ -52,6 +51,5 @@ class ZeroShot:
             cosines = (self._prototypes @ vector).astype(np.float64)
             weights = np.exp((cosines - cosines.max()) / _TEMPERATURE)
             best = int(cosines.argmax())
-            confidence = float(weights[best] / weights.sum())
-            answers.append(Answer(self._labels.names[best], confidence))
+            answers.append(Answer(self._labels.names[best], float(weights[best] / weights.sum())))
         return Reply(tuple(answers), TokenUsage(0, 0))

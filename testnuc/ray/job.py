@@ -245,8 +245,7 @@ def _check(dataset: ray.data.Dataset, client: Mapping[str, Any], column: str, pr
     columns = dataset.columns() or []
     if columns and column not in columns:
         raise InvalidInputError(f"column is {column!r}; the dataset has {', '.join(columns)}")
-    added = columns_of(checked.labels)
-    taken = [prefix + name for name in added if prefix + name in columns]
+    taken = [prefix + name for name in columns_of(checked.labels) if prefix + name in columns]
     if taken:
         raise InvalidInputError(
             f"the dataset already has a column {taken[0]!r}, which a job adds; set a prefix, such "

@@ -122,8 +122,7 @@ class Shards(Vectors):
 
     async def search(self, vectors: Float16s, k: int, **where: Unpack[Where]) -> Matches:
         """Find the k nearest texts of each vector in all shards: the pool is complete."""
-        exclude = where.get("exclude")
-        asked = (shard.ranked.remote(vectors, k, exclude) for shard in self._shards)
+        asked = (shard.ranked.remote(vectors, k, where.get("exclude")) for shard in self._shards)
         parts: list[_Found] = await asyncio.gather(*asked)
         n = len(self._shards)
         ids = np.concatenate(

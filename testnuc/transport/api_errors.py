@@ -245,8 +245,7 @@ def as_error(
         error.fatal = False
     if isinstance(error, errors.UnreadableReplyError):
         # what the model said
-        content = _string(body, "error", "failed_generation")[-_ANSWER:]
-        error.content = without_key(content, key)
+        error.content = without_key(_string(body, "error", "failed_generation")[-_ANSWER:], key)
     return error
 
 
@@ -427,5 +426,4 @@ def _character(found: re.Match[str]) -> str:
     if escape[0] == "&":
         meant = html.unescape(escape)
         return meant if len(meant) == 1 else "&"
-    digits = escape.lstrip("%\\uUxX")
-    return chr(int(digits, 16)) if len(escape) > 2 else escape[1]
+    return chr(int(escape.lstrip("%\\uUxX"), 16)) if len(escape) > 2 else escape[1]

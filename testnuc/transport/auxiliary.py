@@ -67,8 +67,7 @@ class AuxiliaryRequests:
         """
 
         async def attempt() -> HTTPAnswer:
-            seconds = self.retry.timeout + len(body) * _SECONDS_PER_BYTE
-            async with _within(seconds, provider):
+            async with _within(self.retry.timeout + len(body) * _SECONDS_PER_BYTE, provider):
                 # a large body that is not a file would block the event loop
                 file = io.BytesIO(body) if body else None
                 answer = await self.connections.request(

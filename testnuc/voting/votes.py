@@ -173,8 +173,7 @@ def in_blocks(
     if threads <= 1:
         return run(0, n_rows)
     bounds = [n_rows * i // threads for i in range(threads + 1)]
-    executor = _executor()
-    others = [executor.submit(run, bounds[i], bounds[i + 1]) for i in range(1, threads)]
+    others = [_executor().submit(run, bounds[i], bounds[i + 1]) for i in range(1, threads)]
     bad_rows = [run(bounds[0], bounds[1]), *(future.result() for future in others)]
     return next((row for row in bad_rows if row >= 0), -1)
 
@@ -360,5 +359,4 @@ def vote_multilabel(
 def keep_own(voted: Labels, own_ids: Int64s, pool: Labels) -> Labels:
     """Return the same votes, with the labels that each text gave itself; without any, as voted."""
     own = pool.at(own_ids)
-    mine = voted.among(own)
-    return replace(voted, given=np.where(own.known[voted.rows], mine, voted.given))
+    return replace(voted, given=np.where(own.known[voted.rows], voted.among(own), voted.given))

@@ -276,8 +276,7 @@ class PostgresPool(Index):
         """Search candidates on the server, then compare with them exactly in this process."""
         async with self._slots:
             queries = to_vectors(vectors[part])
-            k = matches.ids.shape[1]
-            candidates = await self._candidates(scan, queries, own[part], k)
+            candidates = await self._candidates(scan, queries, own[part], matches.ids.shape[1])
             rows = sorted({(h, number) for row in candidates for h, number, _ in row})
             if not rows:
                 return
@@ -295,9 +294,8 @@ class PostgresPool(Index):
         found: _Nearest = [[] for _ in queries]
         count, pending = k + 1 + _EXTRA, list(range(len(queries)))
         while pending:
-            given = [queries[i] for i in pending]
             rows = await self._database.run(
-                partial(_nearest, scan=scan, queries=given, count=count)
+                partial(_nearest, scan=scan, queries=[queries[i] for i in pending], count=count)
             )
             incomplete = []
             for i, row in zip(pending, rows, strict=True):

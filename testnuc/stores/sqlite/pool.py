@@ -250,9 +250,8 @@ class IndexSync:
                 try:
                     saved = now.graph()
                     assert saved is not None
-                    graph = Graph.map(self.folder, saved)
                     self.nearest = NearestVectors(
-                        now.dim, exact_below=self.exact_below, graph=graph
+                        now.dim, exact_below=self.exact_below, graph=Graph.map(self.folder, saved)
                     )
                     self.saved = saved
                     break
@@ -284,7 +283,15 @@ class IndexSync:
             if nearest is None:
                 nearest = NearestVectors(now.dim, exact_below=self.exact_below)
             while len(nearest) < now.size:
-                self._add_rows(nearest, now)
+                start, end = len(nearest), min(len(nearest) + _CHUNK, now.size)
+                rows = sql.texts_between(self.connection, now, "hash, vectors.vector", start, end)
+                if len(rows) != end - start:
+                    raise StoreError(
+                        f"the store is corrupt: texts are missing among the pool rows {start} to "
+                        f"{end}; restore a backup"
+                    )
+                vectors = sql.to_vectors([vector for _, vector in rows], now.dim)
+                nearest.add(vectors, ranks_of([text_hash for text_hash, _ in rows]))
                 self.nearest = nearest
                 if self._unsaved() >= min(max(len(nearest) // 4, _SAVE_EVERY[0]), _SAVE_EVERY[1]):
                     self.save()
@@ -292,24 +299,12 @@ class IndexSync:
                 # removals are read later than `now`, so they may include later rows
                 statement = "SELECT id FROM pool WHERE id >= ? AND id < ? AND removed > ?"
                 ends = (now.first, now.first + len(nearest))
-                rows = self.connection.execute(statement, (*ends, self.removals))
-                nearest.remove(np.array([row - now.first for (row,) in rows], dtype=np.int64))
+                gone = self.connection.execute(statement, (*ends, self.removals))
+                nearest.remove(np.array([row - now.first for (row,) in gone], dtype=np.int64))
                 self.removals = now.removals
             self.nearest = nearest
         except (sqlite3.Error, *DAMAGE) as exc:
             raise self.database.translated(exc) from exc
-
-    def _add_rows(self, nearest: NearestVectors, now: sql.PoolState) -> None:
-        assert self.connection is not None
-        start, end = len(nearest), min(len(nearest) + _CHUNK, now.size)
-        rows = sql.texts_between(self.connection, now, "hash, vectors.vector", start, end)
-        if len(rows) != end - start:
-            raise StoreError(
-                f"the store is corrupt: texts are missing among the pool rows {start} to {end}; "
-                "restore a backup"
-            )
-        vectors = sql.to_vectors([vector for _, vector in rows], now.dim)
-        nearest.add(vectors, ranks_of([text_hash for text_hash, _ in rows]))
 
     def close(self) -> None:
         """Save the graph if enough rows are unsaved, and close the connection."""
