@@ -79,7 +79,7 @@ def translate(raised: BaseException, provider: WireProvider) -> BaseException:
     if isinstance(raised, (aiohttp.ClientError, OSError)):
         return ConnectionFailedError(
             f"the connection to {where} broke before the response was complete "
-            f"({type(raised).__name__}); if this persists, lower the concurrency"
+            f"({type(raised).__name__}); if other calls are answered, lower the concurrency"
         )
     return raised
 
