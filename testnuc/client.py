@@ -37,8 +37,6 @@ from testnuc.trust.review import Review
 from testnuc.types import Classification, Estimate, PoolStats, Usage
 from testnuc.voting import VotePolicy
 
-__all__ = ["Facts", "TestNUC", "parts_of"]
-
 _log = logging.getLogger("testnuc.client.runs")
 
 #: Texts embedded between two turns of the event loop.

@@ -31,8 +31,6 @@ from testnuc.trust.head import LinearHead
 from testnuc.types import SEPARATOR, Classification, Usage
 from testnuc.voting import Labels, starts_of_rows
 
-__all__ = ["Head", "TrainedOn"]
-
 #: A label, whether the text has it, its share, and the chance that it applies.
 _Candidate: TypeAlias = tuple[str, bool, float, float]
 _VERSION = 1

@@ -7,8 +7,6 @@ from collections.abc import Collection, Sequence
 from rapidfuzz import process
 from rapidfuzz.distance import OSA
 
-__all__ = ["fold_case", "fold_punctuation", "typo_of"]
-
 #: Letters of the shortest word that can have an s too many or too few, a letter doubled or not, or
 #: another one: of shorter ones too many are words themselves, as "hotel" and "hostel".
 _LETTERS, _LETTERS_IF_DOUBLED, _LETTERS_INSIDE = 5, 6, 7

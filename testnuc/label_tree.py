@@ -10,8 +10,6 @@ from testnuc._base.display import shown
 from testnuc.errors import InvalidInputError
 from testnuc.types import LEVELS
 
-__all__ = ["LabelTree", "flattened", "is_nested"]
-
 #: Levels of nested labels; deeper ones would exhaust the stack.
 _DEEPEST = 32
 

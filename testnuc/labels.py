@@ -16,8 +16,6 @@ from testnuc.label_tree import LabelTree, flattened, is_nested
 from testnuc.protocols import Answer, Task
 from testnuc.types import LEVELS, SEPARATOR, Classification, Prediction, split_labels
 
-__all__ = ["LabelSet", "as_stored"]
-
 #: The label that means none of some labels, if the user's labels have none.
 NONE_OF_THESE = "none of these"
 #: Names below a node of the tree that describe it.

@@ -12,8 +12,6 @@ from testnuc._base.display import one_line
 from testnuc.errors import InvalidInputError
 from testnuc.types import Usage, error_text
 
-__all__ = ["BarProgress", "LineProgress", "Observer", "Silent", "display_of", "start_progress"]
-
 #: Seconds for which the last error is shown: longer than retries back off.
 _RECENT = 120.0
 

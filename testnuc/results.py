@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from testnuc.trust.review import Review
     from testnuc.types import Prediction
 
-__all__ = ["Results", "cost", "figures", "outcome", "read_results", "run_record"]
-
 #: The only field of the record that describes the run instead of a text.
 _RUN = "nuc_run"
 #: Attributes of results that are texts in that record.

@@ -13,8 +13,6 @@ from testnuc._engine.parameters import takes_arguments_of
 from testnuc.client import Facts, TestNUC
 from testnuc.types import Classification
 
-__all__ = ["SyncTestNUC"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
