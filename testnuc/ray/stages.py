@@ -180,10 +180,7 @@ class Embed:
 
 
 class Predict:
-    """Has texts predicted by the job's `Labeler`, and puts them into the shards.
-
-    Returns the number of texts, the length of a vector, and the usage.
-    """
+    """Has texts predicted by the job's `Labeler`, and puts them into the shards."""
 
     def __init__(self, labeler: Any, shards: Sequence[Any]) -> None:
         self._loop = Background()

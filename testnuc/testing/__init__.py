@@ -1,7 +1,4 @@
-"""Public test doubles: a local HTTP server that acts as an LLM provider, and a hashing embedder.
-
-Production code does not need this package. See docs/testing.md.
-"""
+"""Public test doubles: a server that acts as an LLM provider, and a hashing embedder."""
 
 from testnuc.testing.answers import AnswerOf as AnswerOf
 from testnuc.testing.answers import CannedAnswer as CannedAnswer
