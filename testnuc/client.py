@@ -287,8 +287,9 @@ class TestNUC(Facts):
         parts = self._parts
         await self._ready()
         predicted = await parts.store.count(parts.predictor.scope)
-        known = await parts.pool.labeled()
-        foreign = sum(not self.labels.knows(label) for label in known.values())
+        foreign = sum(
+            not self.labels.knows(label) for label in (await parts.pool.labeled()).values()
+        )
         return PoolStats(len(self), predicted, self.model, len(self.labels.names), foreign)
 
     async def predict_pool(

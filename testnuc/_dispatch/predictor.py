@@ -310,8 +310,7 @@ class Predictor:
         """Return for which texts it is stored that none of the labels of their shortlist fits."""
         if not any(ask.shown for ask in asks):
             return [False] * len(asks)
-        known = await self._before([none_key(ask.key) for ask in asks])
-        return [one is not None for one in known]
+        return [one is not None for one in await self._before([none_key(ask.key) for ask in asks])]
 
     async def _answer(
         self, asks: tuple[Ask, ...], step: int, part: LabelSet | None

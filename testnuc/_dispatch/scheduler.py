@@ -80,7 +80,6 @@ class Scheduler:
         self._reading = 0
         self._fresh: dict[bytes, Prediction] = {}
         self._workers = WorkerPool(workers, per_call, self._queue, self._serve)
-        #: Whether `close` was called.
         self.closed = False
         #: Whether `close` has finished.
         self._ended = False
@@ -92,7 +91,6 @@ class Scheduler:
         self._valid = False
         #: Requests rejected before any answer: a later outcome shows whether one text is at fault.
         self._suspects: list[tuple[Bundle, Sequence[Outcome]]] = []
-        #: Calls in progress.
         self._calls = 0
         self._claims: set[asyncio.Task[None]] = set()
         self._leases: Leases | None = None

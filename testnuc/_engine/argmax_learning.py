@@ -218,9 +218,8 @@ class ArgmaxFit:
         self, judgments: Sequence[Judgment], unlabeled: Bools, open_: Bools
     ) -> ReviewContext:
         """Return what the page of a review shows, with the judgments before this review."""
-        drawn = [j for j in judgments if j.probability is not None]
         candidates, labels = self._candidates, self._parts.labels
-        judged = judged_of(drawn, self.rows, labels)
+        judged = judged_of([j for j in judgments if j.probability is not None], self.rows, labels)
         earlier = tuple(
             (label >= 0, tuple(label >= 0 and int(c.labels[row]) == label for c in candidates))
             for row, label in zip(judged.rows.tolist(), judged.right.first().tolist(), strict=True)

@@ -113,13 +113,11 @@ class Components:
                 "testnuc.Head.load(..)"
             )
         shortlist = self.sampling.shortlist
-        #: A better model that judges.
         self.referee = Referee.of(referee)
         #: As the user gave them; `pipeline.settings` may add what was learned.
         self.policy = given_policy(policy)
         check_options(self.labels, self.policy, model, method, self.sampling, self.referee, labeler)
         self.settings = settings = VoteSettings.of(self.policy, k, self.labels)
-        #: How fast, how often and for how much the LLM is called.
         self.limits = _checked("limits", limits, Limits)
         checked_choice("neighbors", neighbors, ("predict", "stored"))
         if instructions is not None and not isinstance(instructions, str):

@@ -135,7 +135,6 @@ class Escalation:
         self._lock = asyncio.Lock()
         #: Size of the pool when there was nothing to judge last, or it was judged in vain.
         self._judged_in_vain = 0
-        #: The client's referee.
         self.referee = None if parts.referee is None else self._referee_of(parts.referee.model)
         #: Of the texts, which it labels.
         self._part = 0.0 if parts.referee is None else parts.referee.escalate
@@ -285,11 +284,10 @@ class Escalation:
                 f"texts agree with it {backed} times, and not {alone} times; judge texts yourself "
                 "to be sure"
             )
-        n = int(self._part * run.batch.n_own)
         trust = np.nan_to_num(layer.labels.trust, nan=-1.0)
         trust[list(run.judges)] = np.inf
         trust[np.isin(run.answers.label[: len(trust)], rule.protected)] = np.inf
-        places = np.argsort(trust, kind="stable")[:n]
+        places = np.argsort(trust, kind="stable")[: int(self._part * run.batch.n_own)]
         places = places[np.isfinite(trust[places])]
         answers = await self.referee.ask([run.batch.entries[place] for place in places.tolist()])
         said: dict[int, tuple[tuple[int, ...], str]] = {}

@@ -104,9 +104,8 @@ class Estimator:
             _, saved = await self._missing([open_[place] for place in random_part], samples)
             if settings.head_decides:
                 rule = rule.where_proved(len(open_), len(known.names))
-            most_missing = rule.limit(len(open_)) * len(samples) - saved
             # evenly spaced
-            n = min(len(missing), max(most_missing, 0))
+            n = min(len(missing), max(rule.limit(len(open_)) * len(samples) - saved, 0))
             missing = [missing[i * len(missing) // n] for i in range(n)]
         others = await self._missing_in_pool(entries, most * len(samples), samples)
         stages, whole = 1 + (later and bool(others)), list[str]()

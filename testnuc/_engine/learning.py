@@ -221,16 +221,14 @@ class Learning:
     ) -> Learned:
         """Learn from the labels of texts that were chosen at random."""
         parts, protected = self._parts, self._protected(protect)
-        given = await checked_texts(texts)
-        entries, places = await distinct(given)
+        entries, places = await distinct(await checked_texts(texts))
         if not entries:
             raise InvalidInputError("there is no labeled text to learn from")
         right = labels_by_place(entries, places, labels, parts.labels, none=True)
         run = await parts.pipeline.prepare(entries, together=True)
         await parts.pipeline.predict_own(run)
-        vectors = await parts.embedding.vectors(entries)
         # also where classified texts do not join the pool: candidates are fitted on the pool
-        await parts.pool.add(entries, vectors)
+        await parts.pool.add(entries, await parts.embedding.vectors(entries))
         size = max(len(parts.pool), len(entries))
         await self.load()
         before = self.learned

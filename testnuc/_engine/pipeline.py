@@ -399,11 +399,10 @@ class Pipeline:
         """Predict the texts at distinct places that have no outcome yet."""
         scheduler = self.lanes[lane]
         sampler = Sampler(self.method, self.predictor, run, self._open(run, places))
-        # a stage of the batch lane takes hours: the examples of all texts are one stage
-        whole = lane != "live"
         asks: Iterator[Ask] | AsyncGenerator[list[Ask], None] = sampler.asks()
         if self.examples is not None:
-            asks = sampler.asks_with_examples(self.examples, scheduler, whole=whole)
+            # a stage of the batch lane takes hours: the examples of all texts are one stage
+            asks = sampler.asks_with_examples(self.examples, scheduler, whole=lane != "live")
         elif self.shortlist is not None:
             asks = await sampler.asks_with_shortlists(self.shortlist, packed=self.per_call > 1)
         try:

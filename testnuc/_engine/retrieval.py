@@ -65,8 +65,7 @@ class Retriever:
         `upto` is the snapshot of the pool, the current one by default; `together`: the texts of
         this batch, which will get predictions, can be neighbors.
         """
-        batch = {entry.hash for entry in texts} if together else set[bytes]()
-        voters = StoredVoters(self, batch)
+        voters = StoredVoters(self, {entry.hash for entry in texts} if together else set())
         matches = empty_matches(len(texts), k)
         for start in range(0, len(texts), SEARCH):
             part = slice(start, start + SEARCH)
@@ -323,7 +322,6 @@ class PoolPredictions:
 
     retriever: Retriever
     embedding: EmbeddingCache
-    #: Whether the client was closed.
     closed: Callable[[], bool]
     #: Texts with an outcome so far: an upper bound on new predictions.
     outcomes: int = 0

@@ -246,10 +246,9 @@ class Shortlist:
         order in which calls are answered.
         """
         entries = batch.entries
-        predictions = await look_up(entries)
         said = [
             entry.label or (None if stored is None else stored.label)
-            for entry, stored in zip(entries, predictions, strict=True)
+            for entry, stored in zip(entries, await look_up(entries), strict=True)
         ]
         none = self.labels.none_label
         # of labels that a list may hold

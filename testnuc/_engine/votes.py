@@ -225,9 +225,8 @@ def note_of_kept(votes: Votes, n: int) -> str:
 
 def load_kernels(labels: LabelSet, settings: VoteSettings) -> None:
     """Compile or load the kernels by a dummy vote, which can take seconds."""
-    texts = [PoolText("a", b"a"), PoolText("b", b"b")]
     neighbors, ones = np.array([[1], [0]], dtype=np.int64), np.ones((2, 1), dtype=np.float32)
-    batch = TextBatch(labels, texts, 2, neighbors, ones)
+    batch = TextBatch(labels, [PoolText("a", b"a"), PoolText("b", b"b")], 2, neighbors, ones)
     answers = Answers(batch)
     for place in range(2):
         answers.put(place, Prediction(labels.names[0], 1.0))

@@ -165,8 +165,7 @@ class BatchLane:
                 # in this order: a batch of another process is either open, and followed by now, or
                 # it has ended, and its predictions are stored
                 keys = [ask.key for ask in left if ask.key not in self._pending_keys]
-                found = await self._store.get_predictions(keys)
-                hits = zip(keys, found, strict=True)
+                hits = zip(keys, await self._store.get_predictions(keys), strict=True)
                 outcomes.update((key, hit) for key, hit in hits if hit is not None)
             except Exception as error:  # noqa: BLE001 - earlier rounds keep their answers
                 outcomes.update((ask.key, error) for ask in left)

@@ -40,7 +40,6 @@ _MOST_REJECTED = 3
 #: Requests in a row that may fail with a 401, 403 or 404 before any was accepted, and after: one
 #: text may be at fault.
 _FEW, _MANY = 4, 20
-#: These errors.
 _UNAUTHORIZED = (errors.AuthenticationError, errors.UnknownModelError)
 
 _TASK = Task(system="", labels=())

@@ -61,9 +61,8 @@ def _cloud_of(endpoint: Endpoint, model: str) -> _Cloud | None:
     host, path, name = endpoint.host, endpoint.path, quote(model, safe=":@")
     own = "bedrock-runtime" in host
     if own or path.endswith("/model"):
-        base = path.removesuffix("/model")
         call, version = f"/model/{name}/invoke", "bedrock-2023-05-31"
-        return _Cloud(base, call, version, "AWS_BEARER_TOKEN_BEDROCK", own)
+        return _Cloud(path.removesuffix("/model"), call, version, "AWS_BEARER_TOKEN_BEDROCK", own)
     own = "aiplatform." in host and host.endswith(".googleapis.com")
     if _VERTEX.search(path):
         call, version = f"/publishers/anthropic/models/{name}:rawPredict", "vertex-2023-10-16"

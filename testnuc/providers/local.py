@@ -44,9 +44,8 @@ class ZeroShot:
         """Label all texts of the request, without calls or tokens."""
         if self._prototypes is None:
             self._prototypes = await self._embedder.embed(self._descriptions())
-        vectors = await self._embedder.embed(request.texts)
         answers = []
-        for vector in vectors:
+        for vector in await self._embedder.embed(request.texts):
             # one text at a time: a matrix product over many could round differently
             cosines = (self._prototypes @ vector).astype(np.float64)
             weights = np.exp((cosines - cosines.max()) / _TEMPERATURE)

@@ -303,8 +303,7 @@ class Voting:
         if self._parts.pipeline.settings.policy is not None:
             return None
         await self._parts.ready()
-        entries = await self._shards.sample(_SAMPLE)
-        run = await self._run(entries)
+        run = await self._run(await self._shards.sample(_SAMPLE))
         return await asyncio.to_thread(run.votes.diagnose)
 
     async def _run(self, entries: Sequence[PoolText]) -> Run:

@@ -60,14 +60,12 @@ class Transport:
         connections: Connections | None = None,
     ) -> None:
         limits = limits or Limits()
-        #: Counts usage and cost.
         self.meter = Meter() if meter is None else meter
         require_price(limits.budget, self.meter.price, "the model")
         self._retry = limits.retry
         self._rng = rng or Random()  # noqa: S311 - jitter, no secret
         #: The rate and concurrency limits in force.
         self.admission = Admission(limits, clock=clock, wall=wall, rng=self._rng)
-        #: The budget's account.
         self.account = BudgetAccount(limits.budget) if account is None else account
         self._accounting = CallAccounting(
             self.admission, self.account, self.meter, telemetry=telemetry, wall=wall

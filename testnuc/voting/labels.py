@@ -60,10 +60,9 @@ class Labels(Brief):
     @classmethod
     def of(cls, given: Sequence[Sequence[tuple[int, float | None]] | None]) -> Self:
         """Return the labels of texts, each a sequence of (label, confidence); None: unknown."""
-        sizes = [0 if one is None else len(one) for one in given]
         pairs = [pair for one in given if one for pair in one]
         return cls(
-            starts_of(np.array(sizes, dtype=np.int64)),
+            starts_of(np.array([0 if one is None else len(one) for one in given], dtype=np.int64)),
             np.array([label for label, _ in pairs], dtype=np.int32),
             np.array([np.nan if c is None else c for _, c in pairs], dtype=np.float32),
             np.array([one is not None for one in given], dtype=np.bool_),

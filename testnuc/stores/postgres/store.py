@@ -203,8 +203,7 @@ class PostgresStore(SqlStore):
             "UPDATE leases SET until = clock_timestamp() + make_interval(secs => $3) "
             f"WHERE {_MINE} RETURNING key"
         )
-        rows = await self.database.fetch(statement, keys, self._owner, seconds)
-        mine = {key for (key,) in rows}
+        mine = {key for (key,) in await self.database.fetch(statement, keys, self._owner, seconds)}
         return [key in mine for key in keys]
 
     async def release(self, keys: Sequence[bytes]) -> None:

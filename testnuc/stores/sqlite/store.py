@@ -57,7 +57,6 @@ class SqliteStore(SqlStore):
                 "a store in memory"
             )
         checked_choice("synchronous", synchronous, ("normal", "full"))
-        #: Absolute path of the file.
         self.path = Path(given).absolute()
         super().__init__(SqliteDatabase(str(self.path), synchronous=synchronous), str(self.path))
 
