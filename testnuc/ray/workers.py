@@ -8,6 +8,7 @@ number of shards if all of them search exactly.
 import asyncio
 import functools
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Unpack
 
 import numpy as np
@@ -165,9 +166,7 @@ class Shards(Vectors):
 
 
 def _scattered(at: Sequence[Any], parts: Sequence[Sequence[Any]], n: int) -> list[Any]:
-    found: dict[int, Any] = {}
-    for places, part in zip(at, parts, strict=True):
-        found |= zip(places, part, strict=True)
+    found = dict(zip(chain(*at), chain(*parts), strict=True))
     return [found[i] for i in range(n)]
 
 

@@ -62,7 +62,7 @@ class KeySource:
     async def current(self, within: float = _LONGEST) -> str:
         """Return a key that has not expired, as far as it says, within so many seconds."""
         if not self.is_valid:
-            await self._answered(self._answers, within)
+            await self._answered(within)
         elif self._wall() >= self._renew_at:
             self._start()
         assert self.key is not None
@@ -76,11 +76,11 @@ class KeySource:
     async def replace(self, rejected: str | None, within: float = _LONGEST) -> None:
         """Ask for another key, unless the one that was rejected has been replaced."""
         if self.key == rejected:
-            await self._answered(self._answers, within)
+            await self._answered(within)
 
-    async def _answered(self, answers: int, within: float) -> None:
-        """Wait until the function has answered more than `answers` times."""
-        loop = asyncio.get_running_loop()
+    async def _answered(self, within: float) -> None:
+        """Wait until the function has answered once more."""
+        answers, loop = self._answers, asyncio.get_running_loop()
         ends = loop.time() + (min(within, _NEVER) if self.key is None else within)
         while self._answers == answers:
             asking, left = self._start(), ends - loop.time()
