@@ -223,8 +223,6 @@ class Service:
         for served in list(self.sets.values()):
             yield from served.values()
 
-    # -- routes ------------------------------------------------------------------------------------
-
     def _set_of(self, request: web.Request) -> ServedSet:
         name = request.match_info.get("set", "")
         if name not in self.sets:
@@ -410,8 +408,6 @@ class Service:
         headers = {"Content-Type": self._metrics.content_type}
         # process metrics are read from files
         return web.Response(body=await asyncio.to_thread(self._metrics.page), headers=headers)
-
-    # -- common to all routes ------------------------------------------------------------------
 
     def routes(self) -> set[str]:
         """Return all paths."""
