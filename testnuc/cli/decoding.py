@@ -13,8 +13,6 @@ from testnuc.errors import InvalidInputError
 
 #: Delimiters of CSV files, most common first.
 DELIMITERS = (",", ";", "\t", "|")
-#: What spreadsheets of Western Europe and America write, if not UTF-8.
-_OFFICE = "cp1252"
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     # before UTF-16, whose mark it begins with
@@ -91,16 +89,12 @@ def _recognized(raw: bytes, name: str) -> str:
         raise InvalidInputError(f"{name} is not a text file: it holds zero bytes; save it as UTF-8")
     try:
         raw.decode("utf-8")
-    except UnicodeDecodeError as exc:
+    except UnicodeDecodeError:
         content = raw.decode("utf-8", "replace")
-        # are more characters outside ASCII valid UTF-8 than not?
-        if sum(not letter.isascii() for letter in content) > 2 * content.count("\ufffd"):
-            line = raw.count(b"\n", 0, exc.start) + 1
-            raise InvalidInputError(
-                f"{name} is UTF-8 except for the byte 0x{raw[exc.start]:02x} in line {line}; mend "
-                f"it, or name the --encoding ({_OFFICE}, for example)"
-            ) from exc
-        return _OFFICE
+        # are more characters outside ASCII valid UTF-8 than not? then the others are damaged
+        if sum(not letter.isascii() for letter in content) <= 2 * content.count("\ufffd"):
+            # what spreadsheets of Western Europe and America write, if not UTF-8
+            return "cp1252"
     return "utf-8"
 
 

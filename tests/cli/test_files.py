@@ -116,7 +116,7 @@ def test_an_unquoted_delimiter_loses_no_text(tmp_path):
         (
             b"text\nf\xfcr\n" + "größer für Öl\n".encode(),
             None,
-            r"except for the byte 0xfc in line 2",
+            r"not text in utf-8: the byte 0xfc in line 2",
         ),
         (b"text\n\x00\x01\x02\x00\x03", None, "is not a text file"),
         (b"text\nf\xfcr", "utf-8", "is not text in utf-8"),
