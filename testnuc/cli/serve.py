@@ -15,12 +15,11 @@ from typing import Any
 
 import typer
 
-from testnuc._base.checks import valid_text
 from testnuc._base.loop_thread import run_to_end
 from testnuc.cli.memory import about_lessons
 from testnuc.cli.options import Options
 from testnuc.cli.options_of_run import client_of, completed
-from testnuc.cli.reading import read_table
+from testnuc.cli.reading import read_table, usable
 from testnuc.cli.settings import read_sets
 from testnuc.client import TestNUC, parts_of
 from testnuc.errors import ConfigurationError, InvalidInputError
@@ -156,10 +155,8 @@ def _token(file: str | None) -> str | Callable[[], str] | None:
 
 def _texts(pool: str, text_column: str) -> list[str]:
     """Return the valid texts of a file; invalid ones do not prevent the service from starting."""
-    given = read_table(pool, text_column).texts
-    texts = [text for text in given if valid_text(text) is None]
-    if not texts:
-        raise InvalidInputError(f"{pool} has no usable text; give a file with some")
-    if len(texts) < len(given):
-        _log.warning("%s: %d rows have no usable text", pool, len(given) - len(texts))
-    return texts
+    table = read_table(pool, text_column)
+    problems, valid = usable(table)
+    if problems:
+        _log.warning("%s: %d rows have no usable text", pool, len(problems))
+    return [table.texts[at] for at in valid]
