@@ -211,7 +211,7 @@ class TestNUC(Facts):
         """Embed unlabeled texts and add them to the pool; makes no LLM call.
 
         With `labels`, the correct one of each text, they vote with confidence 1, without an LLM
-        call. With ``multilabel=True`` give the list of labels of each text.
+        call, and results have these labels. With ``multilabel=True`` give the list of each text.
 
         Raises
         ------

@@ -108,6 +108,9 @@ def _prediction(record: Mapping[str, Any], said: str | None, *, several: bool) -
     labels = list(map(str, _structure(record.get("nuc_own_labels"), [])))
     sure = _structure(record.get("nuc_own_confidences"), []) or [None] * len(labels)
     outside = split_labels(said)
+    if said is not None and said.startswith("[["):
+        # in older files, the whole answer as JSON
+        outside = [name for name, _ in orjson.loads(said) if name not in labels]
     stated = [*zip(labels, map(_part, sure), strict=True), *((name, None) for name in outside)]
     return Prediction(label, confidence, SEPARATOR.join(outside) or None, tuple(stated))
 

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 import testnuc
-from testnuc import Limits, RetryPolicy, SmallPoolWarning, TestNUC
+from testnuc import LabelSet, Limits, RetryPolicy, SmallPoolWarning, TestNUC, VotePolicy
 from testnuc._engine.parameters import client_arguments
 from testnuc.errors import InvalidInputError
 from testnuc.testing import Faults, HashEmbedder, LoopbackLLM
 from testnuc.types import row
 from tests.conftest import LABELS, confident, gold, messages
+from tests.doubles import Says
 from tests.naive import PRESETS, as_float32
 from tests.naive import vote as naive_vote
 
@@ -116,6 +117,19 @@ async def test_texts_with_known_labels_are_never_asked_about(loopback):
         known = await nuc.classify(texts[0])
         assert llm.calls == 1
         assert known.prediction.confidence == 1.0
+
+
+@pytest.mark.parametrize("several", [False, True])
+async def test_no_vote_takes_a_known_label_away(several):
+    texts = [f"where is my parcel {n}" for n in range(30)]
+    labels = LabelSet(["delivery", "refund"], multilabel=several)
+    known = [[label] if several else label for label in ["refund", *["delivery"] * 29]]
+    policy = VotePolicy(threshold=0.5) if several else "majority"
+    async with TestNUC(labels, Says(lambda _: None), embedder=HashEmbedder(), policy=policy) as nuc:
+        await nuc.add(texts, labels=known)
+        one, other = (await nuc.classify_many(texts))[:2]
+        assert (one.labels, one.source, one.trust) == (("refund",), "person", 1.0)
+        assert (other.labels, other.source) == (("delivery",), "person")
 
 
 @pytest.mark.parametrize("policy", ["auto", "majority"])

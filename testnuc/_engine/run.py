@@ -71,6 +71,10 @@ class Run:
         self.notes: list[str] = []
         #: The error that ended the run: what was answered before is handed over.
         self.failure: Exception | None = None
+        # a label that the user gave is the right one
+        own = enumerate(entry.label for entry in batch.own)
+        given = {at: label for at, label in own if label is not None}
+        self.judge({at: (batch.labels.judged(of, "person"), "person") for at, of in given.items()})
 
     def judge(self, said: Said) -> None:
         """Let judgments win; no referee takes a protected label away."""
