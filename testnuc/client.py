@@ -210,8 +210,12 @@ class TestNUC(Facts):
     ) -> None:
         """Embed unlabeled texts and add them to the pool; makes no LLM call.
 
-        With `labels`, the correct one of each text, they vote with confidence 1, without an LLM
-        call, and results have these labels. With ``multilabel=True`` give the list of each text.
+        Parameters
+        ----------
+        texts : iterable of str
+        labels : sequence of str, optional
+            The correct label of each text: such texts vote with confidence 1, without an LLM call,
+            and results have it. With ``multilabel=True``: the list of labels of each text.
 
         Raises
         ------
@@ -241,10 +245,14 @@ class TestNUC(Facts):
             )
 
     async def remove(self, texts: Iterable[str], *, erase: bool = False) -> int:
-        """Remove texts from the pool, whose predictions stay stored; return how many were in it.
+        """Remove texts from the pool; their predictions stay stored.
 
-        `erase`: delete all that the store holds of them for good, predictions and judgments, too;
-        return how many it held.
+        `erase`: delete all that the store holds of them for good, predictions and judgments, too.
+
+        Returns
+        -------
+        int
+            How many of them were in the pool, or, with `erase`, in the store.
         """
         parts = self._parts
         entries, _ = await distinct(await checked_texts(texts))
@@ -259,10 +267,18 @@ class TestNUC(Facts):
         return len(erased) if erase else removed
 
     async def forget(self, *, model: str | None = None) -> int:
-        """Delete stored predictions, so that the LLM is called again; return how many.
+        """Delete stored predictions, so that the LLM is called again.
 
-        Those of a `model`, such as ``"openai/gpt-4o-mini"``, whatever the labels; by default those
-        of this client's model, labels and settings.
+        Parameters
+        ----------
+        model : str, optional
+            All predictions of a model, such as ``"openai/gpt-4o-mini"``, whatever the labels.
+            Default: those of this client's model, labels and settings.
+
+        Returns
+        -------
+        int
+            How many predictions were deleted.
         """
         parts = self._parts
         await self._ready()
@@ -297,7 +313,12 @@ class TestNUC(Facts):
     ) -> None:
         """Predict every text of the pool that has no prediction yet (TestNUC-S).
 
-        `progress` shows a bar; `lane` is as for `classify_many`.
+        Parameters
+        ----------
+        progress : bool
+            Show a progress bar.
+        lane : {"live", "batch"}
+            As for `classify_many`.
 
         Raises
         ------
@@ -484,8 +505,15 @@ class TestNUC(Facts):
     ) -> Evaluation:
         """Label texts whose labels are known, and return the accuracy with 95 % intervals.
 
-        The known labels, in the order of the texts, only score: the client learns nothing from
-        them. `progress` is as for `classify_many`.
+        The known labels only score: the client learns nothing from them.
+
+        Parameters
+        ----------
+        texts : iterable of str
+        labels : iterable of str
+            The known label of each text, in order.
+        progress : bool or Observer
+            As for `classify_many`.
 
         Raises
         ------
@@ -503,9 +531,18 @@ class TestNUC(Facts):
     ) -> AsyncGenerator[Classification, None]:
         """Label texts from any iterable in bounded memory; yields results as they finish.
 
-        Their ``.index`` is the position of the text; an invalid text yields a result with
-        ``.error``. As many texts as `window` are read, added to the pool and voted on together:
-        with a window as long as the input the results are those of `classify_many`.
+        Parameters
+        ----------
+        texts : iterable or async iterable of str
+        window : int
+            Texts that are read, added to the pool and voted on together. With a window as long as
+            the input the results are those of `classify_many`.
+
+        Yields
+        ------
+        Classification
+            In completion order; ``.index`` is the position of the text. An invalid text yields a
+            result with ``.error``.
         """
         checked_whole("window", window, least=1)
         await self._ready()
@@ -533,8 +570,8 @@ class TestNUC(Facts):
     async def review(self, n: int = 50, goal: str | None = None, *, seed: int = 0) -> Review:
         """Draw texts of the pool to be judged by a person, or by a better model.
 
-        Answer them, then give the review to `learn`. Makes no call. Label the pool first, by
-        `classify_many` or `predict_pool`. Texts that were judged before are not drawn again.
+        Makes no call. Label the pool first, by `classify_many` or `predict_pool`. Texts that were
+        judged before are not drawn again.
 
         Parameters
         ----------
@@ -549,6 +586,11 @@ class TestNUC(Facts):
             most; proves nothing. Default: a mixture of "decide" and "certify". With
             ``multilabel=True`` there is no "decide", and the default is "count".
         seed : int
+
+        Returns
+        -------
+        Review
+            Answer its items, then give it to `learn`.
 
         Raises
         ------
@@ -569,9 +611,14 @@ class TestNUC(Facts):
     ) -> None:
         """Let a better model, the referee, answer the open items of a review.
 
-        Its answers are stored, and its calls count against the budget; see `referee_usage`. It
-        chooses from all labels, or with ``shown="candidates"`` from those that a candidate gives to
-        the text.
+        Its answers are stored, and its calls count against the budget; see `referee_usage`.
+
+        Parameters
+        ----------
+        review : Review
+        model : str or Provider
+        shown : {"all", "candidates"}
+            The labels that it chooses from: all, or those that a candidate gives to the text.
         """
         await self._ready()
         await self._escalation.ask(review, model, shown)
@@ -629,10 +676,15 @@ class TestNUC(Facts):
         return await self._learning.learn_labels(texts, labels, protect)
 
     async def distill(self, path: str | os.PathLike[str]) -> Head:
-        """Train a head on the labels that the pool has now, write it to a file, and return it.
+        """Train a head on the labels that the pool has now, and write it to a file.
 
         Makes no LLM call. The file holds labels, weights, calibration of trust, a certificate if
         judged texts prove one, and what it was trained on; `Head.load` reads it.
+
+        Returns
+        -------
+        Head
+            ``print`` it.
 
         Raises
         ------
@@ -657,9 +709,14 @@ class TestNUC(Facts):
         embedder, judgments, certificate, counts, software and the prompt with its hash. It holds no
         text that was labeled, and no key. Makes no call.
 
-        The agreement of `reviews`, of several people and of one or several draws, is added.
-        `brief`: one page for those who use the labels: accuracy overall and by label, shares with
-        intervals, what is certified, who judged, in place of how labels were made.
+        Parameters
+        ----------
+        results : Results
+        reviews : mapping of str to Review, or sequence of Review
+            Those of several people, of one or several draws: their agreement is added.
+        brief : bool
+            One page for those who use the labels: accuracy overall and by label, shares with
+            intervals, what is certified, who judged, in place of how labels were made.
         """
         await self._ready()
         joined = join_reviews(reviews, batches=True) if reviews else None

@@ -149,8 +149,12 @@ class NotAnsweredError(ProviderError):
 class ReplyError(ProviderError):
     """The provider responded, but no label can be read from the response.
 
-    `content` is the model's output, truncated, and `usage` the tokens of the call, if reported:
-    unusable answers are billed as well.
+    Parameters
+    ----------
+    content : str, optional
+        The model's output, truncated.
+    usage : TokenUsage, optional
+        The tokens of the call, if reported: unusable answers are billed as well.
     """
 
     retryable = True

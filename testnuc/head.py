@@ -192,9 +192,14 @@ class Head:
     ) -> Self:
         """Read a file that `TestNUC.distill` or `save` wrote.
 
-        `embedder` is needed where the head was trained with an embedder object of your own, a model
-        in a folder, or one that is neither of OpenAI nor of sentence-transformers. `least_trust`:
-        the trust from which it labels in front of an LLM, 0 to 1; see `Head`.
+        Parameters
+        ----------
+        path : str or path
+        embedder : str or Embedder, optional
+            Needed where the head was trained with an embedder object of your own, a model in a
+            folder, or one that is neither of OpenAI nor of sentence-transformers.
+        least_trust : float, optional
+            The trust from which it labels in front of an LLM, 0 to 1; see `Head`.
 
         Raises
         ------
@@ -272,7 +277,13 @@ class Head:
         return embedder
 
     def for_labels(self, labels: Sequence[str]) -> Int32s:
-        """Return the position of each of the head's labels in another order of the same labels."""
+        """Return the position of each of the head's labels in another order of the same labels.
+
+        Raises
+        ------
+        InvalidInputError
+            The label sets differ.
+        """
         if set(labels) != set(self.labels):
             ours, theirs = set(self.labels) - set(labels), set(labels) - set(self.labels)
             only = [f"{sorted(ours)[:3]} only in the head"] if ours else []
@@ -283,7 +294,18 @@ class Head:
         return np.array([labels.index(name) for name in self.labels], dtype=np.int32)
 
     def labels_of(self, vectors: Floats) -> Labels:
-        """Label embeddings, float[n, dim] of unit norm, by positions of the head's labels."""
+        """Label embeddings, with one label or several each.
+
+        Parameters
+        ----------
+        vectors : float[n, dim]
+            Unit norm.
+
+        Returns
+        -------
+        Labels
+            Of the head's labels by position, with the trust of each text.
+        """
         if vectors.ndim != 2 or vectors.shape[1] != self.dim:
             raise InvalidInputError(
                 f"the vectors have shape {vectors.shape}; the head takes [n, {self.dim}]"
@@ -327,8 +349,11 @@ class Head:
     def predict(self, texts: Iterable[str]) -> Results:
         """Label texts; makes no LLM call.
 
-        The `source` of each label is "head". A text that the embedder rejects has an `error`
-        instead.
+        Returns
+        -------
+        Results
+            One `Classification` for each text, with `source` "head". One that the embedder rejects
+            has an `error` instead of a label.
 
         Raises
         ------

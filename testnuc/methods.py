@@ -156,7 +156,12 @@ class BestOfN(_Sampling):
     """The sample with the highest confidence out of n (Best-of-N).
 
     Answers outside the label set cannot win. Samples without a confidence rank last. A tie goes to
-    the lowest sample index. Each of the samples is stored.
+    the lowest sample index.
+
+    Parameters
+    ----------
+    n : int
+        Samples per text, each stored separately.
     """
 
     def reduce(self, samples: Sequence[Prediction]) -> Prediction:
@@ -173,7 +178,12 @@ class WeightedBestOfN(_Sampling):
 
     The confidence is the winner's share of the total confidence. Samples without a confidence
     abstain; if all abstain, the first sample is returned without a confidence. A tie goes to the
-    label with the lowest sample index. Each of the samples is stored.
+    label with the lowest sample index.
+
+    Parameters
+    ----------
+    n : int
+        Samples per text, each stored separately.
     """
 
     def reduce(self, samples: Sequence[Prediction]) -> Prediction:
@@ -219,11 +229,17 @@ class TopKICL(_Method):
 class TopKICLP(TopKICL):
     """The k nearest texts with their predicted labels as examples (the paper's KNN-ICL-P).
 
-    As `TopKICL`, but for the labels: that of an example is its prediction by `StandardPrompting`,
-    which shares stored answers with that method. An example whose prediction failed has no label;
-    once it has one, the prompt is another one, and its text is asked about again. With
-    ``neighbors="stored"`` the LLM is not called for examples outside the batch: an example without
-    such a prediction uses the one that this method stored for it, or has no label.
+    The label of an example is its prediction by `StandardPrompting`, which shares stored answers
+    with that method. An example whose prediction failed has no label; once it has one, the prompt
+    is another one, and its text is asked about again. With ``neighbors="stored"``
+    the LLM is not called for examples outside the batch: an example without such a prediction uses
+    the one that this method stored for it, or has no label.
+
+    Parameters
+    ----------
+    k : int
+        Examples per prompt, most similar first. The client's own ``k`` sets how many neighbors
+        vote.
     """
 
     labeled: ClassVar[bool] = True

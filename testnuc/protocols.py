@@ -316,10 +316,19 @@ class Index(Protocol):
     def __len__(self) -> int: ...
 
     async def add(self, texts: Sequence[PoolText], vectors: NDArray[np.float16]) -> int:
-        """Add the texts that are not in the pool yet, with unit vectors, float16[len(texts), dim].
+        """Add the texts that are not in the pool yet.
 
-        A text that is in the pool already only updates its label, if it has one. Returns a
-        snapshot: `search` with this value as `upto` ignores texts that are added later.
+        Parameters
+        ----------
+        texts : Sequence[PoolText]
+            A text that is in the pool already only updates its label, if it has one.
+        vectors : float16[len(texts), dim]
+            Unit vectors.
+
+        Returns
+        -------
+        int
+            A snapshot: `search` with this value as `upto` ignores texts that are added later.
         """
 
     async def search(
@@ -331,11 +340,20 @@ class Index(Protocol):
         upto: int | None = None,
         among: NDArray[np.int64] | None = None,
     ) -> Matches:
-        """Return the k nearest texts of each query, unit vectors float16[B, dim].
+        """Return the k nearest texts of each query vector.
 
-        `exclude` has a hash for each query: that text is left out of its neighbors. `upto`: a
-        snapshot that `add` returned; by default all texts. `among`: row numbers, int64[n],
-        ascending, of the only texts that are searched.
+        Parameters
+        ----------
+        vectors : float16[B, dim]
+            Unit vectors.
+        k : int
+            Neighbors per query.
+        exclude : Sequence[bytes], optional
+            One hash per query; that text is left out of the query's neighbors.
+        upto : int, optional
+            A snapshot that `add` returned. Default: all texts.
+        among : int64[n], optional
+            Row numbers, ascending: of these texts alone.
         """
 
     async def scan(self, start: int, count: int) -> tuple[list[PoolText], int | None]:

@@ -267,11 +267,15 @@ class Results(Listed[Classification]):
         )
 
     def certified(self, certificate: Certificate) -> list[Classification]:
-        """Return the results that a certificate, of `Learned.certify`, is about.
+        """Return the results that a certificate is about, and those that a person judged.
 
-        Also those that a person judged; of a certificate of one label those that have it. It says
-        nothing of texts that came after those that judged ones were drawn from, of labels that
-        changed since, that a referee gave, or a model where the LLM was not asked.
+        It says nothing of texts that came after those that judged ones were drawn from, of labels
+        that changed since, that a referee gave, or a model where the LLM was not asked.
+
+        Parameters
+        ----------
+        certificate : Certificate
+            From `Learned.certify`. Of one label: the results that have it.
         """
         label = certificate.label
         certified = []
@@ -333,8 +337,12 @@ class Results(Listed[Classification]):
         """Check the label set by the LLM's own answers: what is confused, unused or missing.
 
         It needs no judgments: it compares each text with its neighbors. The pairs of labels that
-        neighbors have are shown with texts side by side, and what merging them gains. With
-        `learned` (`TestNUC.learned`), each pair has the number of judged texts that confirm it.
+        neighbors have are shown with texts side by side, and what merging them gains.
+
+        Parameters
+        ----------
+        learned : Learned, optional
+            `TestNUC.learned`: then each pair has the number of judged texts that confirm it.
 
         Raises
         ------
@@ -389,9 +397,14 @@ class Results(Listed[Classification]):
         return data_frames("pandas").DataFrame(columns)
 
     def to_review(self, n: int | None = None) -> pd.DataFrame:
-        """Return a pandas data frame, the `n` least trusted texts first, unknown trust on top.
+        """Return a pandas data frame, the least trusted texts first, unknown trust on top.
 
         Its index is the position of each text. (`nsmallest` and a filter drop unknown trust.)
+
+        Parameters
+        ----------
+        n : int, optional
+            Number of rows; default: all.
         """
         frame = self.to_pandas().sort_values("trust", na_position="first", kind="stable")
         return frame if n is None else frame.head(checked_whole("n", n, least=0))
@@ -434,9 +447,15 @@ class Results(Listed[Classification]):
     ) -> None:
         """Write a self-contained HTML page for judging and browsing these results.
 
-        It asks for the right label of the texts that look wrong, or of those of a `review` from
-        `TestNUC.review`, and saves the answers as a file for `Review.load`. It shows the neighbors
-        and votes of each text.
+        It asks for the right label of the texts that look wrong, or of those of a review, and saves
+        the answers as a file for `Review.load`. It shows the neighbors and votes of each text.
+
+        Parameters
+        ----------
+        path : str or path
+        review : Review, optional
+            From `TestNUC.review`: the texts to be judged.
+        title : str, optional
         """
         from testnuc.report import write
 

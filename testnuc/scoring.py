@@ -314,10 +314,15 @@ def compare(
     second: Sequence[Classification],
     labels: Sequence[str] | None = None,
 ) -> Comparison:
-    """Compare two runs on the same texts, matched by their wording; repeated texts in order.
+    """Compare two runs on the same texts.
 
-    With `labels`, the known label of each text of `first`, in order, also their accuracies, without
-    texts that a person judged in one of the runs.
+    Parameters
+    ----------
+    first, second : Results
+        Texts are matched by their wording; repeated texts in order.
+    labels : sequence of str, optional
+        The known label of each text of `first`, in order. Texts that a person judged in one of the
+        runs are left out of the accuracies.
 
     Raises
     ------

@@ -296,9 +296,19 @@ class TestNUCClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 @dataclass(eq=False, repr=False)
 class HeadClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Label texts by a head, a file from `TestNUC.distill`, without an LLM.
+    """Label texts by a head from `TestNUC.distill`, without an LLM.
 
-    `embedder` is as for `Head.load`; `classes_` are the labels, sorted.
+    Parameters
+    ----------
+    head : str or path
+        The file.
+    embedder : str or Embedder, optional
+        As for `Head.load`.
+
+    Attributes
+    ----------
+    classes_ : array
+        The labels, sorted.
     """
 
     __test__ = False

@@ -17,8 +17,11 @@ LEVELS = " > "
 class Reason(str):
     """Why neighbors did not decide, or a label is withheld: a sentence, with a code to branch on.
 
-    The codes are llm_kept, neighbors_disagree, not_similar, not_embedded, none_of_the_labels and
-    low_trust.
+    Parameters
+    ----------
+    code : str
+        llm_kept, neighbors_disagree, not_similar, not_embedded, none_of_the_labels or low_trust.
+    sentence : str
     """
 
     __slots__ = ("code",)
@@ -202,7 +205,13 @@ class Classification(Brief):
         return known and set(self.labels) != set(self.own_labels)
 
     def votes_at(self, level: int) -> dict[str, float]:
-        """Return the weight of the votes for each node of a level (1 = top), heaviest first."""
+        """Return the weight of the votes for each node of a level of a tree, heaviest first.
+
+        Parameters
+        ----------
+        level : int
+            1: the top level.
+        """
         weights: dict[str, float] = {}
         for label, weight in self.votes.items():
             node = LEVELS.join(label.split(LEVELS)[:level])

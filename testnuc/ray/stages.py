@@ -235,10 +235,17 @@ class LabelByHead:
     ``dataset.map_batches(LabelByHead, fn_constructor_args=("x.head",), batch_format="pyarrow",
     concurrency=4)``.
 
-    `path` is a file from `TestNUC.distill`, which every machine can read, `column` that of the
-    texts, `embedder` as for `Head.load`. `prefix` is that of the added columns ``label``, ``trust``
-    and ``error``, and ``labels`` if texts can have several; a text that the embedder rejects has an
-    error alone.
+    Parameters
+    ----------
+    path : str
+        A file from `TestNUC.distill`, which every machine can read.
+    column : str
+        With the texts.
+    prefix : str
+        Of the added columns ``label``, ``trust`` and ``error``, and ``labels`` if texts can have
+        several; a text that the embedder rejects has an error alone.
+    embedder : str or Embedder, optional
+        As for `Head.load`.
     """
 
     def __init__(

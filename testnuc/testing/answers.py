@@ -70,9 +70,19 @@ def latency_function(latency: Latency) -> Callable[[], float]:
 
 
 def by_hash(labels: Sequence[str]) -> Callable[[str], tuple[str, float]]:
-    """Return an answer function that picks one of the labels by the hash of the text.
+    """Return an answer function that picks a label by the hash of the text.
 
-    The label of a text, and its confidence between 0.5 and 1, are the same in every process.
+    The label of a text is the same in every process.
+
+    Parameters
+    ----------
+    labels : sequence of str
+        The labels to choose from.
+
+    Returns
+    -------
+    callable
+        Text -> (label, confidence), with a confidence between 0.5 and 1.
     """
     labels = tuple(labels)
     if not labels:

@@ -22,8 +22,20 @@ class HashEmbedder:
     """Embed texts by hashing their words and character trigrams to unit vectors.
 
     Texts that share words or parts of words are similar; semantics are ignored. A vector depends
-    only on the text, `dim` (at least 2) and `seed`. All sums are over integers, so vectors are
-    bit-identical in every process, on every platform and in every batch.
+    only on the text, `dim` and `seed`. All sums are over integers, so vectors are bit-identical in
+    every process, on every platform and in every batch.
+
+    Parameters
+    ----------
+    dim : int
+        Dimension of a vector, at least 2.
+    seed : int
+        Seed of the hash.
+
+    Raises
+    ------
+    InvalidInputError
+        `dim` is less than 2.
     """
 
     def __init__(self, dim: int = 64, *, seed: int = 0) -> None:

@@ -84,6 +84,11 @@ class LoopbackLLM(Server):
         Number of latest requests in `bodies` and `headers`.
     port : int
         0 binds a free port.
+
+    Raises
+    ------
+    InvalidInputError
+        An argument is invalid.
     """
 
     def __init__(
