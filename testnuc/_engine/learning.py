@@ -5,6 +5,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import islice
 from math import isnan
 from typing import Any, TypeAlias, cast
 
@@ -21,6 +22,7 @@ from testnuc._engine.shortlist import described
 from testnuc._engine.threshold_learning import ThresholdFit
 from testnuc.embedders.cache import embedder_name
 from testnuc.errors import InvalidInputError, StoreError, TestNUCError
+from testnuc.trust import certificates
 from testnuc.trust.audit import AuditWeek, is_audit
 from testnuc.trust.evidence import Judgment
 from testnuc.trust.learned import Learned
@@ -71,6 +73,10 @@ class Learning:
         fitted = await self._fitted()
         if goal is None and not mixed:
             goal = fitted.goal(self.learned)
+        known = self.learned if goal == "certify" else None
+        if known and _lacks_some(known, fitted) and not known.certify().coverage:
+            # the same judgments, for the texts that are left: else what is drawn would only teach
+            await self._learn((), None)
         # read once: it can be another later
         before = self.learned if goal != "certify" else await self._extended(fitted)
         drawn = await asyncio.to_thread(self._drawn, fitted, n, goal, seed, before)
@@ -340,6 +346,13 @@ class Learning:
 def _is_ranked(learned: Learned, fit: Fit) -> bool:
     """Whether the first texts of the pool are those that were ranked."""
     return learned.ranking != "" and learned.ranking == learned.ranking_of([*fit.rows])
+
+
+def _lacks_some(learned: Learned, fit: Fit) -> bool:
+    """Whether texts that were ranked are erased, and the first texts of the pool are the others."""
+    left = learned.keys[learned.keys > 0].tolist()
+    first = map(certificates.key_of, islice(fit.rows, len(left)))
+    return len(left) < len(learned.keys) and left == [*first]
 
 
 def _as_later(

@@ -79,7 +79,8 @@ def run(given: SimpleNamespace) -> None:
     if given.dry_run:
         show_estimate(texts, own, store, offer, bound=bool(given.reuse))
         return
-    batches, reuse = BatchPolicy(rest=given.rest), partial(offer, wanted=given.reuse)
+    batches = BatchPolicy(rest=given.rest)
+    reuse = partial(offer, wanted=given.reuse, lane=given.lane)
     results, known = label_all(texts, own, store, given.lane, batches, reuse)
     labeled = dict(zip(valid, results, strict=True))
     run = run_record(results) if given.full else None

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import chain
+from typing import Literal
 
 import numpy as np
 
@@ -51,6 +52,7 @@ async def reuse_answers(
     progress: Observer | bool = False,
     *,
     wanted: bool | None = None,
+    lane: Literal["live", "batch"] = "live",
 ) -> int:
     """Store answers to the labels before as those of a client; `wanted` None: only offer that.
 
@@ -74,7 +76,7 @@ async def reuse_answers(
     new = {*added_labels(labels, old, was)}
     _say_lost_names(labels.names, old, was, some_new=bool(new))
     _say_offer(known, calls, new)
-    return await _reused(nuc, texts, found, new, was, progress) if wanted else 0
+    return await _reused(nuc, texts, found, new, was, progress, lane) if wanted else 0
 
 
 def _scope_of(parts: Components) -> bytes:
@@ -89,6 +91,7 @@ async def _reused(
     new: Collection[str],
     was: Mapping[str, Sequence[str]],
     progress: Observer | bool,
+    lane: Literal["live", "batch"],
 ) -> int:
     """Ask about some texts, and store the answers of before to the others."""
     parts, labels, (_, old, stored, place) = parts_of(nuc), nuc.labels, before
@@ -116,7 +119,8 @@ async def _reused(
     async def ask(places: Iterable[int]) -> None:
         """Ask about texts, and about the neighbors of those that have a new label."""
         while rows := sorted({*places} - asked.keys()):
-            results = await nuc.classify_many([texts[at] for at in rows], progress=progress)
+            some = [texts[at] for at in rows]
+            results = await nuc.classify_many(some, progress=progress, lane=lane)
             asked.update(zip(rows, map(_answer, results), strict=True))
             found, k = vectors[[at for at in rows if asked[at] in new]], min(_NEIGHBORS, len(texts))
             near, _ = await asyncio.to_thread(index.search, found, k, among=every)

@@ -771,6 +771,24 @@ async def test_a_review_of_another_store_is_of_the_texts_that_came_later_here(ju
 
 
 @pytest.mark.slow
+async def test_texts_that_are_erased_leave_draws_that_certify(tmp_path):
+    """After each erasure the next draws were lessons, and no certificate was ever reached."""
+    async with client(Says(), store=tmp_path / "labels.db") as nuc:
+        texts = texts_of(600)
+        await nuc.classify_many(texts)
+        review = await nuc.review(60)
+        judge(review)
+        await nuc.learn(review)
+        judged = {item.text for item in review}
+        gone = [next(iter(judged)), *[text for text in texts if text not in judged][:5]]
+        assert await nuc.remove(gone, erase=True) == 6
+        review = await nuc.review(80, goal="certify")
+        judge(review)
+        certificate = (await nuc.learn(review)).certify()
+        assert (certificate.texts, certificate.judged) == (594, 80)
+        assert certificate.coverage >= 0.3
+
+
 async def test_draws_among_later_texts_extend_a_certificate(tmp_path):
     async with client(Says(), store=tmp_path / "labels.db") as nuc:
         texts, later = texts_of(600), texts_of(300, start=600)
