@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal, Self
 
 from testnuc._base.checks import checked_whole, valid_text, values
+from testnuc._engine.carried import kept_scope
 from testnuc._engine.components import Components, Internals
 from testnuc._engine.distilling import distill
 from testnuc._engine.escalation import Escalation
@@ -284,6 +285,9 @@ class TestNUC(Facts):
         await self._ready()
         scope = parts.predictor.scope if model is None else None
         gone = await parts.store.forget(model=model, scope=scope)
+        for one, facts in await parts.scopes():
+            if one == scope or (model is not None and facts.get("model") == model):
+                gone += await parts.store.forget(scope=kept_scope(one))
         if model in {None, self.model}:
             parts.predictor.forget()
         parts.pipeline.pool_predictions.forget_diagnosis()

@@ -137,7 +137,7 @@ class Classification(Brief):
     #: Why there is no label despite votes, or why the neighbors did not decide.
     reason: str | None = None
     #: What gave the label: "llm", "vote", "head" (a model, learned from judgments or from the
-    #: LLM's answers), "referee" or "person"; None: unknown.
+    #: LLM's answers), "referee", or "person", who judged it or gave its label; None: unknown.
     source: str | None = None
     #: The label that would be next, and the chance that it is right.
     alternative: str | None = None

@@ -125,11 +125,28 @@ async def test_no_vote_takes_a_known_label_away(several):
     labels = LabelSet(["delivery", "refund"], multilabel=several)
     known = [[label] if several else label for label in ["refund", *["delivery"] * 29]]
     policy = VotePolicy(threshold=0.5) if several else "majority"
-    async with TestNUC(labels, Says(lambda _: None), embedder=HashEmbedder(), policy=policy) as nuc:
+    async with TestNUC(
+        labels, Says(lambda _: "refund"), embedder=HashEmbedder(), policy=policy
+    ) as nuc:
         await nuc.add(texts, labels=known)
         one, other = (await nuc.classify_many(texts))[:2]
         assert (one.labels, one.source, one.trust) == (("refund",), "person", 1.0)
         assert (other.labels, other.source) == (("delivery",), "person")
+
+
+@pytest.mark.parametrize("several", [False, True])
+async def test_no_referee_takes_a_known_label_away(several):
+    texts, labels = messages(30), LabelSet(["delivery", "refund"], multilabel=several)
+    async with TestNUC(labels, Says(lambda _: "delivery"), embedder=HashEmbedder()) as nuc:
+        await nuc.classify_many(texts)
+        review = await nuc.review(30, goal="count")
+        for item in review:
+            review.answer(item, ["delivery"] if several else "delivery", "referee")
+        await nuc.learn(review)
+        await nuc.add(texts[:1], labels=[["refund"] if several else "refund"])
+        one, other = await nuc.classify_many(texts[:2])
+        assert (one.labels, one.source, one.trust) == (("refund",), "person", 1.0)
+        assert other.labels == ("delivery",)
 
 
 @pytest.mark.parametrize("policy", ["auto", "majority"])

@@ -89,7 +89,9 @@ def values(column: Any, name: str = "texts", *, ordered: bool = False) -> Iterab
         return chain.from_iterable(part.to_pylist() for part in parts)
     no_list = (str, bytes, set, frozenset) if ordered else (str, bytes)
     if isinstance(column, no_list) or not isinstance(column, Iterable):
-        raise InvalidInputError(f"{name} is {column!r:.60}; give a list")
+        # the order of a set changes from process to process
+        how = f", such as sorted({name})" if isinstance(column, (set, frozenset)) else ""
+        raise InvalidInputError(f"{name} is {column!r:.60}; give a list{how}")
     return column
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 
 from testnuc._base.checks import note_label
 from testnuc._base.display import shown
@@ -15,6 +16,11 @@ from testnuc.types import SEPARATOR
 
 #: Ends what the LLM said, if it was shown other labels than those of now.
 BEFORE = " (of the labels before)"
+
+
+def kept_scope(scope: bytes) -> bytes:
+    """Return the scope of answers that were kept from other labels, so that they can be dropped."""
+    return blake2b(scope, digest_size=16, key=b"reused").digest()
 
 
 def judgments_of(
@@ -89,10 +95,12 @@ def _judgments_in(review: Review) -> list[Judgment]:
     ]
 
 
-def added_labels(labels: LabelSet, old: Iterable[str], was: Iterable[str]) -> list[str]:
-    """Return the labels that are new: neither old ones, nor such as say what they were."""
-    before = {*old, *was}
-    return [name for name in labels.names if name not in before]
+def added_labels(
+    labels: LabelSet, old: Iterable[str], was: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Return the labels that are new: neither old ones, nor of those that `was` says they were."""
+    before = {*old}
+    return [name for name in labels.names if before.isdisjoint([name, *was.get(name, ())])]
 
 
 def carried_over(

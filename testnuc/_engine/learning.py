@@ -196,7 +196,7 @@ class Learning:
             kept = {*judged.protected}
             protect = [n for n in labels.names if kept & {*(was or {}).get(n, [n])}] or None
         found, protected = judgments_of(judged, labels, was), self._protected(protect)
-        if added := {*added_labels(labels, judged.labels, was or ())}:
+        if added := {*added_labels(labels, judged.labels, was or {})}:
             fit = await self._fitted()
             for at, one in enumerate(found):
                 row = fit.rows.get(one.hash)

@@ -74,7 +74,9 @@ class Run:
         # a label that the user gave is the right one
         own = enumerate(entry.label for entry in batch.own)
         given = {at: label for at, label in own if label is not None}
-        self.judge({at: (batch.labels.judged(of, "person"), "person") for at, of in given.items()})
+        if given:
+            judged = {at: batch.labels.judged(label, "person") for at, label in given.items()}
+            self.judge({at: (classes, "person") for at, classes in judged.items()})
 
     def judge(self, said: Said) -> None:
         """Let judgments win; no referee takes a protected label away."""
@@ -91,6 +93,8 @@ class Run:
 
     def _allowed(self, said: Said) -> Said:
         """Return judgments without those of a referee against a label that only a person takes."""
+        given = {at for at, entry in enumerate(self.batch.own) if entry.label is not None}
+        said = {at: of for at, of in said.items() if of[1] == "person" or at not in given}
         learned = self.votes.settings.learned
         if learned is None or not learned.rule.protected:
             return said

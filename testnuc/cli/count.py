@@ -198,6 +198,7 @@ def audit(given: SimpleNamespace) -> None:
     if given.output is not None:
         write_counts(found.counts, given.output)
     if found.moves:
+        # as an alarm
         raise typer.Exit(3)
 
 

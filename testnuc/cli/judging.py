@@ -37,6 +37,7 @@ from testnuc.trust.joining import join_reviews
 from testnuc.trust.learned import USUAL, Learned
 from testnuc.trust.review import Review, ReviewItem
 from testnuc.trust.shares import bounds_of
+from testnuc.trust.thresholds import Thresholds
 from testnuc.types import Classification
 
 #: Edits that contradict so many earlier judgments, and over one in so many, are a mistake.
@@ -549,22 +550,36 @@ def _no_review(source: str) -> InvalidInputError:
 async def _from_store(
     nuc: TestNUC, store: str, former: Mapping[str, Sequence[str]], **how: Any
 ) -> Learned:
-    """Learn from what was judged in another store, last, if it can be by the same instructions."""
+    """Learn from most judgments of a run in a store, if it can be by the same instructions."""
     existing(store)
     async with opened_store(store) as held:
         scopes = dict(await held.scopes())
         learned = await learned_in(held, scopes)
-    found = {scopes[scope].get("instructions"): data for scope, data in learned.items()}
+    every = [(scopes[scope], Learned.from_bytes(data)) for scope, data in learned.items()]
+    names = {*nuc.labels.names}.union(*former.values())
+
+    def rank(run: tuple[Mapping[str, Any], Learned]) -> tuple[bool, int, int]:
+        alike = len(names.intersection(run[1].labels))
+        several = isinstance(run[1].rule, Thresholds)
+        return several == nuc.labels.multilabel and alike > 0, len(run[1].answers), alike
+
+    # of equals the newest
+    found = {facts.get("instructions"): one for facts, one in sorted(every, key=rank)}
     if not found:
         raise InvalidInputError(f"{store} has no judgments; name a review, or another store")
-    data = found.get(parts_of(nuc).instructions)
-    if data is None:
+    judged = found.get(parts_of(nuc).instructions)
+    if judged is None:
         by = f"by other --instructions than this run: {', '.join(map(repr, found))}"
         if len(found) > 1:
             raise InvalidInputError(f"{store} has judgments {by}; name a review")
         to_stderr(f"note: the judgments of {store} are {by}")
-        data = next(iter(found.values()))
-    return await _carried(nuc, Learned.from_bytes(data), former, **how)
+        judged = next(iter(found.values()))
+    elif len(every) > len(found):
+        to_stderr(
+            f"note: {store} has judgments of {len(every):,} runs; of those by these instructions "
+            f"the {len(judged.answers):,} of the one with the most are learned from"
+        )
+    return await _carried(nuc, judged, former, **how)
 
 
 async def _carried(

@@ -446,10 +446,11 @@ def about_lessons(
             and "multilabel" not in others
             and 2 * len(names & (former | {*wanted["labels"]})) > len(names)
         ):
-            found.append((len(others), str(file.with_suffix(".db")), lesson, others))
+            alike, path = len(names & (former | {*wanted["labels"]})), str(file.with_suffix(".db"))
+            found.append((len(others), -alike, -lesson.judgments, path, lesson, others))
     if not found:
         return None
-    _, path, lesson, others = min(found, key=lambda one: one[:2])
+    *_, path, lesson, others = min(found, key=lambda one: one[:4])
     # whether they say the same in other words, the user knows
     told = "instructions" in others
     return (

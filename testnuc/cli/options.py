@@ -205,8 +205,8 @@ def _require_distinct(options: Mapping[str, Any], given: Mapping[str, Any], conf
         read += files if "reads" in marks else []
         written += files if "writes" in marks else []
     for (one, place), (two, other) in combinations(read + written, 2):
-        # a store can be named as the source, and as the store
-        both = "STORE" in one and two == "--store"
+        # a store can be named as the source, as what is learned from, and as the store
+        both = two == "--store" and ("STORE" in one or place.endswith(".db"))
         if (two, other) in written and not both and _same(place, other):
             raise InvalidInputError(
                 f"{one} and {two} are one file, {place}; it is unchanged: name another for {two}"

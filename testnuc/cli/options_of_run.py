@@ -14,6 +14,7 @@ from typing import Any
 from testnuc import embedders, stores
 from testnuc._base.display import one_line
 from testnuc._base.loop_thread import run_to_end
+from testnuc._engine.carried import kept_scope
 from testnuc._engine.learning import learned_in, numbered
 from testnuc._engine.parameters import client_arguments
 from testnuc._engine.shortlist import AUTOMATIC_ABOVE
@@ -216,9 +217,9 @@ async def stored_runs(store: str | None) -> list[StoredRun]:
         scopes = dict(await opened.scopes())
         learned = await learned_in(opened, scopes)
     runs = [
-        StoredRun(number, scopes[scope], counts[scope], scope in learned)
+        StoredRun(number, scopes[scope], answers, scope in learned)
         for scope, number in numbered(scopes.items()).items()
-        if counts.get(scope)
+        if (answers := counts.get(scope, 0) + counts.get(kept_scope(scope), 0))
     ]
     try:
         # one without a date began after those before it

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from hashlib import blake2b
 from itertools import chain
 from typing import Literal
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from testnuc._base.arrays import Float16s
 from testnuc._base.checks import hash_text
-from testnuc._engine.carried import BEFORE, added_labels, carried_over
+from testnuc._engine.carried import BEFORE, added_labels, carried_over, kept_scope
 from testnuc._engine.components import Components
 from testnuc._engine.reporting import shown
 from testnuc._engine.shortlist import Shortlist
@@ -25,7 +24,7 @@ from testnuc.cli.options import Options
 from testnuc.cli.options_of_run import client_of, opened_store, stored_runs
 from testnuc.cli.reading import to_stderr
 from testnuc.client import TestNUC, parts_of
-from testnuc.errors import BadRequestError, InvalidInputError, ReplyError, TestNUCError
+from testnuc.errors import InvalidInputError, ProviderError, ReplyError, TestNUCError
 from testnuc.index.nearest import NearestVectors
 from testnuc.progress import Observer
 from testnuc.protocols import PoolText, StoredPrediction
@@ -38,6 +37,8 @@ from testnuc.types import Classification, Prediction
 _PART, _NEAREST = 10, 5
 #: Texts near one with a new label that are asked about, itself one; texts drawn at random.
 _NEIGHBORS, _RANDOM = 11, 60
+#: The part of the most texts that any run answered, from which its labels decide which is taken.
+_MUCH = 0.9
 #: In place of the label of a text whose call failed.
 _FAILED = ""
 #: How many texts a run answered, its labels, its answer to each, and its store.
@@ -65,7 +66,7 @@ async def reuse_answers(
         )
     parts, labels, texts = parts_of(nuc), nuc.labels, [*dict.fromkeys(given)]
     if wanted is False:
-        await parts.store.forget(scope=_scope_of(parts))
+        await _forget_kept(parts, texts)
     if wanted is False or labels.multilabel or apart:
         return 0
     found = known, old, _, _ = await _before(nuc, texts, client, store)
@@ -79,9 +80,22 @@ async def reuse_answers(
     return await _reused(nuc, texts, found, new, was, progress, lane) if wanted else 0
 
 
-def _scope_of(parts: Components) -> bytes:
-    """Return the scope of kept answers, apart from others, so that they can be dropped."""
-    return blake2b(parts.predictor.scope, digest_size=16, key=b"reused").digest()
+def _is_kept(stored: Prediction | None) -> bool:
+    return stored is not None and (stored.said or "").endswith(BEFORE)
+
+
+async def _forget_kept(parts: Components, texts: Sequence[str]) -> None:
+    """Delete the answers that were kept."""
+    store, scope, key = parts.store, parts.predictor.scope, parts.predictor.key
+    await store.forget(scope=kept_scope(scope))
+    if kept := sum(map(_is_kept, await store.get_predictions([key(text) for text in texts]))):
+        if await store.count(scope) > kept:
+            to_stderr(
+                f"note: {kept:,} texts keep their answers to the labels before, as this run has "
+                "asked about others since; to ask about all, name another --store"
+            )
+        else:
+            await store.forget(scope=scope)
 
 
 async def _reused(
@@ -111,7 +125,7 @@ async def _reused(
     keys = [parts.predictor.key(text) for text in texts]
     held = await parts.store.get_predictions(keys)
     # an answer that an earlier run kept is no evidence
-    unasked = {at for at, one in enumerate(held) if one and (one.said or "").endswith(BEFORE)}
+    unasked = {at for at, one in enumerate(held) if _is_kept(one)}
     # exact: a graph of all texts would take longer than the few searches
     index = NearestVectors(vectors.shape[1], exact_below=2 * len(texts) + 2)
     await asyncio.to_thread(index.add, vectors, every.astype(np.uint64))
@@ -138,7 +152,8 @@ async def _reused(
         for at, one in enumerate(stored)
         if one is not None and at not in asked
     }
-    scope = _scope_of(parts) if asked else parts.predictor.scope
+    # a run has answers of its own, or the kept ones are
+    scope = kept_scope(parts.predictor.scope) if asked else parts.predictor.scope
     rows = [StoredPrediction(keys[at], scope, hashes[at], 0, one) for at, one in kept.items()]
     await parts.store.put_predictions(rows)
     to_stderr(f"{len(rows):,} of {len(texts):,} texts keep their answer to the labels before")
@@ -148,9 +163,10 @@ async def _reused(
 def _answer(result: Classification) -> str | None:
     """Return the LLM's label; an error if another run may ask: it says nothing of other texts."""
     error = result.error
-    if error is None:
+    if error is None or result.prediction is not None:
         return result.own_label
-    if isinstance(error, (BadRequestError, ReplyError)):
+    final = isinstance(error, ProviderError) and not (error.retryable or error.fatal)
+    if final or isinstance(error, ReplyError):
         return _FAILED
     raise InvalidInputError(
         "texts that --reuse asked about have no answer, so no others are kept; what came is "
@@ -210,8 +226,8 @@ async def _vectors(
 async def _before(
     nuc: TestNUC, texts: Sequence[str], client: Options, store: AnswerStore
 ) -> _Answered:
-    """Return what the run with other labels answered that answered most; then that most alike."""
-    found: list[_Answered] = [(0, (), (), "")]
+    """Return what the run with other labels answered whose labels are most alike, if it is much."""
+    found: list[_Answered] = []
     # without an output there is no store yet
     folder = PROJECT if store.where is None else store.folder
     beside = [] if folder is None else sorted(folder.glob("answers*.db"))
@@ -225,4 +241,8 @@ async def _before(
                 async with opened_store(place) as opened:
                     stored = await opened.get_predictions([asked.key(text) for text in texts])
                 found.append((len(texts) - stored.count(None), labels, stored, place))
-    return max(found, key=lambda one: (one[0], len({*one[1]} & {*nuc.labels.names})))
+    names = {*nuc.labels.names}.union(*(client.get("former") or {}).values())
+    most = max((one[0] for one in found), default=0)
+    # some texts fail: the newest of those alike, which is the last one
+    much = [one for one in reversed(found) if one[0] >= _MUCH * most]
+    return max(much, key=lambda one: (len({*one[1]} & names), one[0]), default=(0, (), (), ""))

@@ -327,6 +327,7 @@ class Transport:
                 return permit
             # it expired in the queue: all that wait for the next one would be sent at once
             self.admission.abandoned(permit)
+            self._accounting.release(call)
 
     async def _acquire(self, call: Call) -> Permit:
         """Wait for budget and a permit; while retrying, until the deadline at most.

@@ -36,6 +36,13 @@ def test_renamed_and_merged_labels_are_followed():
     assert carried(new, None, was) == (None, "person")
 
 
+def test_a_label_whose_former_name_was_not_there_either_is_new():
+    """Judged as none of the labels, a text had none for good."""
+    new, was = [*OLD, "billing"], {"billing": ["invoice"]}
+    assert carried(new, None, was) == (None, None)
+    assert carried(new, "loan", was) == ("loan", "person")
+
+
 def test_only_judgments_of_labels_that_are_split_or_gone_are_lost():
     new = ["card lost", "card late", "loan", "fee"]
     was = {"card lost": ["card"], "card late": ["card"]}

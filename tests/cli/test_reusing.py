@@ -173,6 +173,19 @@ def test_calls_that_fail_say_nothing_of_the_texts_that_keep_their_answer(llm):
     assert "of 60 texts drawn at random from the 60 others" in err, err
 
 
+@pytest.mark.slow
+def test_a_label_that_was_added_and_then_renamed_follows_the_run_that_has_it(llm):
+    """The run before it had as many answers, and was taken: its texts had labels of before."""
+    assert llm(named(KINDS), "--reuse")[0] < 300
+    renamed = [*named(KINDS[:29]), {"label": "new name", "was": [KINDS[29]]}]
+    calls, err = llm(renamed, "--reuse", output="renamed.csv")
+    assert calls == 0, err
+    rows = own_labels("renamed.csv")
+    assert {row["nuc_own_label"] for kind, row in rows if kind == KINDS[29]} == {"new name"}
+    # nothing was asked about, so that these answers are those of the run
+    assert llm(renamed, "--no-reuse", output="asked.csv")[0] == 600
+
+
 @pytest.mark.parametrize("more", [["--multilabel"], ["--referee", "openai/better"]])
 def test_what_reuse_does_not_go_with(llm, more):
     with pytest.raises(AssertionError, match="--reuse is not for"):
