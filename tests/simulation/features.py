@@ -340,6 +340,13 @@ class History:
                 self.world.gold(t) if self.world.multilabel else self.world.gold(t)[0] for t in new
             ]
         await self.nuc.add(new, labels)
+        if labels is None:
+            return
+        # whatever neighbors and models say
+        for result, given in zip(await self.nuc.classify_many(new), labels, strict=True):
+            right = frozenset(given) if self.world.multilabel else given
+            if result.error is None and (labels_of(result), result.source) != (right, "person"):
+                self.world.complain(f"{result.text!r} was given {right!r}, and is {facts(result)}")
 
     async def pool(self):
         await self.nuc.predict_pool()
