@@ -5,7 +5,6 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from itertools import islice
 from math import isnan
 from typing import Any, TypeAlias, cast
 
@@ -349,10 +348,11 @@ def _is_ranked(learned: Learned, fit: Fit) -> bool:
 
 
 def _lacks_some(learned: Learned, fit: Fit) -> bool:
-    """Whether texts that were ranked are erased, and the first texts of the pool are the others."""
-    left = learned.keys[learned.keys > 0].tolist()
-    first = map(certificates.key_of, islice(fit.rows, len(left)))
-    return len(left) < len(learned.keys) and left == [*first]
+    """Whether few of the texts that were ranked are gone: the first of the pool are the others."""
+    rows, ranked = [*map(certificates.key_of, fit.rows)], learned.keys.tolist()
+    here = {*rows}
+    left = [key for key in ranked if key in here]
+    return len(ranked) / 2 < len(left) < len(ranked) and left == rows[: len(left)]
 
 
 def _as_later(

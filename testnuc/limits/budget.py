@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import partial
+from operator import sub
 from typing import Any, TypeVar
 
 from testnuc.errors import BudgetExceededError, BudgetReservedError, ConfigurationError
@@ -79,6 +80,8 @@ class BudgetAccount:
         #: A service sets it: then calls do not wait for a provider that is down, either.
         self.patience: float | None = None
         self._stuck = False
+        #: What `meters` had counted at the last `join`.
+        self._metered = [0, 0, 0]
         #: Those of the calls that count here, also of a referee and after `join`.
         self.meters: set[Meter] = set()
 
@@ -95,10 +98,11 @@ class BudgetAccount:
         """
         if self._spent is not other._spent:
             other.book(*self._spent)
+        metered = [*map(sum, zip(*(meter.spent for meter in other.meters), strict=True))] or [0] * 3
         if not other.bounded:
             # without limits nothing is reserved, and booked
-            known = [meter.spent for meter in other.meters]
-            other._spent[:] = map(max, other._spent, map(sum, zip(*known, (0, 0, 0), strict=True)))
+            other.book(*map(sub, metered, other._metered))
+        other._metered = metered
         other.meters |= self.meters
         other._limits, other.bounded = self._limits, self.bounded
         # the same sums, and the same queues

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testnuc.errors import BudgetExceededError, ConfigurationError
-from testnuc.limits.budget import PICO, BudgetAccount, require_price
+from testnuc.limits.budget import PICO, BudgetAccount, Meter, require_price
 from testnuc.limits.policies import Budget
 from tests.accounts import reserved, spent
 from tests.virtual import in_virtual_time
@@ -164,6 +164,28 @@ async def test_who_waits_is_not_told_of_another_calls_failure():
     assert caught.value.__context__ is None
     # in the words of Python and of the command line
     assert "Set a larger --budget-calls (Budget(calls=..)) to continue" in str(caught.value)
+
+
+async def test_spending_without_a_limit_adds_up_with_what_is_known_by_reservations_alone():
+    def account(**limits):
+        made = BudgetAccount(Budget(**limits))
+        made.meters.add(Meter())
+        return made
+
+    first = account(calls=20)
+    # a call whose cost is not known, and one that is counted
+    for _ in range(5):
+        first.keep(await first.reserve(0, 0))
+    first.settle(await first.reserve(0, 0), 0, 0)
+    next(iter(first.meters)).add(None)
+    free = account()
+    free.join(first)
+    for _ in range(4):
+        next(iter(free.meters)).add(None)
+    free.join(free)
+    last = account(calls=20)
+    last.join(free)
+    assert last.left == {"calls": 10}
 
 
 def test_a_base_url_is_named_as_the_reason_why_a_price_is_unknown():
