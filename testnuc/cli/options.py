@@ -207,14 +207,14 @@ def _require_distinct(options: Mapping[str, Any], given: Mapping[str, Any], conf
     for (one, place), (two, other) in combinations(read + written, 2):
         # a store can be named as the source, as what is learned from, and as the store
         both = two == "--store" and ("STORE" in one or place.endswith(".db"))
-        if (two, other) in written and not both and _same(place, other):
+        if (two, other) in written and not both and is_same(place, other):
             raise InvalidInputError(
                 f"{one} and {two} are one file, {place}; it is unchanged: name another for {two}"
             )
 
 
-def _same(place: str, other: str) -> bool:
-    # if not both are there, samefile does not say it
+def is_same(place: str, other: str) -> bool:
+    """Whether both name one file, or the same URL; if not both are there, by their paths."""
     with suppress(OSError, ValueError):
         return Path(place).samefile(other)
     return os.path.realpath(place) == os.path.realpath(other)

@@ -17,7 +17,7 @@ import typer
 
 from testnuc._base.loop_thread import run_to_end
 from testnuc.cli.memory import about_lessons
-from testnuc.cli.options import Options
+from testnuc.cli.options import Options, is_same
 from testnuc.cli.options_of_run import client_of, completed
 from testnuc.cli.reading import read_table, usable
 from testnuc.cli.settings import read_sets
@@ -114,7 +114,8 @@ def _made(given: SimpleNamespace) -> dict[str, _LabelSet]:
             problem = exc.format_message() if isinstance(exc, typer.BadParameter) else exc
             raise ConfigurationError(f"{given.sets}: {name}: {problem}") from exc
         for other, known in made.items():
-            if one.store.where is not None and one.store.where == known.store.where:
+            places = one.store.where, known.store.where
+            if None not in places and is_same(*map(str, places)):
                 raise ConfigurationError(
                     f"{given.sets}: {other} and {name} have one store, {one.store.where}, and so "
                     "one pool; give each a store of its own"

@@ -225,6 +225,7 @@ def test_a_file_of_label_sets_and_a_hang_up_that_reads_it_again(tmp_path):
         ("[a]\nk = 0\n", "sets.toml: a: there are no labels"),
         ("['a b']\nlabels = 'x,y'\n", "label sets are named ['a b']"),
         ("[a]\nlabels='x,y'\nstore='s.db'\n[b]\nlabels='v,w'\nstore='s.db'\n", "have one store"),
+        ("[a]\nlabels='x,y'\nstore='s.db'\n[b]\nlabels='v,w'\nstore='./s.db'\n", "have one store"),
         ("", "label sets are named []"),
     ],
 )
