@@ -450,7 +450,8 @@ def about_lessons(
             found.append((len(others), -alike, -lesson.judgments, path, lesson, others))
     if not found:
         return None
-    *_, path, lesson, others = min(found, key=lambda one: one[:4])
+    (*_, path, lesson, others), *rest = sorted(found, key=lambda one: one[:4])
+    more = "".join(f"; {it.judgments:,} more are in {at}" for *_, at, it, _ in rest)
     # whether they say the same in other words, the user knows
     told = "instructions" in others
     return (
@@ -458,5 +459,5 @@ def about_lessons(
         f"{', '.join(others)}, whose answers are to another question: texts are asked again "
         f"(--dry-run says what that costs); `testnuc learn FILE {path}` carries the judgments "
         f"over{', right if people would judge by both alike' * told}, but no certificate: write "
-        "its rows first (testnuc certify BEFORE.csv -o ..)"
+        f"its rows first (testnuc certify BEFORE.csv -o ..){more}"
     ), "" if told else path

@@ -220,6 +220,8 @@ async def stored_runs(store: str | None) -> list[StoredRun]:
         StoredRun(number, scopes[scope], answers, scope in learned)
         for scope, number in numbered(scopes.items()).items()
         if (answers := counts.get(scope, 0) + counts.get(kept_scope(scope), 0))
+        # a referee's answers are no labels of a run
+        and scopes[scope].get("referee") is not True
     ]
     try:
         # one without a date began after those before it

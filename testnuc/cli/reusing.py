@@ -9,7 +9,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from typing import Literal
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
@@ -227,22 +229,28 @@ async def _before(
     nuc: TestNUC, texts: Sequence[str], client: Options, store: AnswerStore
 ) -> _Answered:
     """Return what the run with other labels answered whose labels are most alike, if it is much."""
-    found: list[_Answered] = []
+    found: list[tuple[tuple[Any, ...], _Answered]] = []
+    now = nuc.labels
+    names = {*now.names}.union(*(client.get("former") or {}).values())
     # without an output there is no store yet
     folder = PROJECT if store.where is None else store.folder
     beside = [] if folder is None else sorted(folder.glob("answers*.db"))
     for place in filter(None, dict.fromkeys([store.where, *map(str, beside)])):
+        changed = Path(place).stat().st_mtime_ns if Path(place).exists() else 0
         for run in await stored_runs(place):
             labels, none = run.facts["labels"], run.facts.get("none_label")
             # their order is a part of the question
-            if tuple(labels) != nuc.labels.names:
+            if tuple(labels) != now.names:
                 instead = {"labels": run.labels, "none_label": none, "store": None, "former": None}
                 asked = parts_of(client_of(client, **instead, api_key="not-needed")).predictor
                 async with opened_store(place) as opened:
                     stored = await opened.get_predictions([asked.key(text) for text in texts])
-                found.append((len(texts) - stored.count(None), labels, stored, place))
-    names = {*nuc.labels.names}.union(*(client.get("former") or {}).values())
-    most = max((one[0] for one in found), default=0)
-    # some texts fail: the newest of those alike, which is the last one
-    much = [one for one in reversed(found) if one[0] >= _MUCH * most]
-    return max(much, key=lambda one: (len({*one[1]} & names), one[0]), default=(0, (), (), ""))
+                said = run.facts.get("descriptions") or {}
+                described = sum(said.get(n) == now.descriptions.get(n) for n in {*labels} & names)
+                # of those as much alike the newest
+                rank = len({*labels} & names), described, run.day, changed, run.number
+                found.append((rank, (len(texts) - stored.count(None), labels, stored, place)))
+    most = max((one[0] for _, one in found), default=0)
+    # some texts may have failed
+    much = [one for one in found if one[1][0] >= _MUCH * most]
+    return max(much, key=itemgetter(0), default=((), (0, (), (), "")))[1]

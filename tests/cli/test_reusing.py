@@ -174,6 +174,20 @@ def test_calls_that_fail_say_nothing_of_the_texts_that_keep_their_answer(llm):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("words", ["about", "texts of", "only"])
+def test_of_runs_with_the_same_labels_that_with_these_descriptions_is_taken(
+    llm, monkeypatch, words
+):
+    """The name of its file, a hash, decided."""
+    monkeypatch.setattr(Model, "__call__", lambda model, _: model.labels[1])
+    described = [{"label": kind, "description": f"{words} {kind}"} for kind in KINDS[:29]]
+    assert llm(described, output="described.csv")[0] == 600
+    described[0] |= {"label": "new name", "was": [KINDS[0]]}
+    assert llm(described, "--reuse", output="renamed.csv")[0] == 0
+    assert {row["nuc_own_label"] for row in rows_of("renamed.csv")} == {KINDS[1]}
+
+
+@pytest.mark.slow
 def test_a_label_that_was_added_and_then_renamed_follows_the_run_that_has_it(llm):
     """The run before it had as many answers, and was taken: its texts had labels of before."""
     assert llm(named(KINDS), "--reuse")[0] < 300
