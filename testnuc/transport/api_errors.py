@@ -336,8 +336,8 @@ _SECRET = re.compile(
     r"|\bAIza[\w-]{10,}"
     r"|\beyJ[\w-]{10}[\w.-]*"
 )
-#: Long runs with letters and digits, which are probably keys.
-_RUN = re.compile(r"(?<![\w*-])(?=[\w*-]*\d)(?=[\w*-]*[A-Za-z])[\w*-]{32,}")
+#: Long runs, which are probably keys if they hold letters and digits.
+_RUN = re.compile(r"[\w*-]{32,}")
 _ESCAPED = re.compile(
     r"%[0-9a-f]{2}|\\u00[0-9a-f]{2}|\\x[0-9a-f]{2}|\\.|&(?:#[0-9]{1,4}|#x[0-9a-f]{1,4}|[a-z]{2,6});",
     re.IGNORECASE,
@@ -349,7 +349,13 @@ _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 def redacted(text: str, key: str | tuple[str, ...] | None = None) -> str:
     """Return the beginning of a foreign text without the key, and anything that looks like one."""
     text = without_key(printable(text[:_SHOWN_AT_MOST]), key)
-    return _RUN.sub("[key]", _SECRET.sub("[key]", text))
+    return _RUN.sub(_if_mixed, _SECRET.sub("[key]", text))
+
+
+def _if_mixed(run: re.Match[str]) -> str:
+    """Return "[key]" for a run with letters and digits."""
+    digits = any(c.isdigit() for c in run[0])
+    return "[key]" if digits and any("a" <= c.lower() <= "z" for c in run[0]) else run[0]
 
 
 def without_key(text: str, key: str | tuple[str, ...] | None) -> str:
