@@ -61,17 +61,13 @@ class KeySource:
 
     async def current(self, within: float = _LONGEST) -> str:
         """Return a key that has not expired, as far as it says, within so many seconds."""
-        if not self.is_valid:
+        now = self._wall()
+        if self.key is None or now >= self._expires:
             await self._answered(within)
-        elif self._wall() >= self._renew_at:
+        elif now >= self._renew_at:
             self._start()
         assert self.key is not None
         return self.key
-
-    @property
-    def is_valid(self) -> bool:
-        """Whether there is a key that has not expired, as far as it says."""
-        return self.key is not None and self._wall() < self._expires
 
     async def replace(self, rejected: str | None, within: float = _LONGEST) -> None:
         """Ask for another key, unless the one that was rejected has been replaced."""

@@ -34,6 +34,9 @@ from testnuc.transport.telemetry import Telemetry
 
 _log = logging.getLogger("testnuc.transport")
 
+#: Permits that an attempt takes at most until a key comes soon after one, within so many seconds.
+_PERMITS, _SOON = 5, 1.0
+
 
 class Transport:
     """Sends calls within rate limits and budget, and retries them.
@@ -319,15 +322,22 @@ class Transport:
             raise NotSentError(call.unreadable)
 
     async def _with_key(self, call: Call, keys: KeySource) -> Permit:
-        """Wait for a key, then for a permit: nothing is held while a key is waited for."""
-        while True:
+        """Wait for a key, then for a permit, then for another key if that one has expired."""
+        for left in reversed(range(_PERMITS)):
             await keys.current(self._left_for_key(call))
             permit = self._accounting.try_acquire(call) or await self._acquire(call)
-            if keys.is_valid:
-                return permit
-            # it expired in the queue: all that wait for the next one would be sent at once
-            self.admission.abandoned(permit)
-            self._accounting.release(call)
+            is_late = True
+            try:
+                await keys.current(self._left_for_key(call))
+                is_late = left > 0 and self._clock() - permit.sent_at > _SOON
+            finally:
+                if is_late:
+                    # all that waited for the key would be sent at once
+                    self.admission.abandoned(permit)
+                    self._accounting.release(call)
+            if not is_late:
+                break
+        return permit
 
     async def _acquire(self, call: Call) -> Permit:
         """Wait for budget and a permit; while retrying, until the deadline at most.

@@ -446,3 +446,28 @@ async def test_calls_whose_key_expired_in_the_queue_keep_the_rate_limit(loop):
     assert len(sent) == 100
     for i, begin in enumerate(sent):
         assert sum(begin <= one < begin + 60 for one in sent[i:]) <= 30
+
+
+@virtual.in_virtual_time
+async def test_keys_that_live_for_less_time_than_a_call_waits_end_no_run(loop):
+    """Each call gave its permit back for ever."""
+    sent = []
+
+    class Server:
+        async def post(self, provider, body, **_):
+            sent.append(loop.time())
+            raise aiohttp.ServerDisconnectedError
+
+        async def aclose(self):
+            pass
+
+    async def key():
+        return token(12 + loop.time())
+
+    provider = OpenAI("m", base_url="http://127.0.0.1:9/v1", api_key=key)
+    provider.keys._wall = loop.time
+    limits = Limits(requests_per_minute=30, concurrency=8, retry=RetryPolicy(attempts=1))
+    transport = Transport(limits, clock=loop.time, connections=Server())
+    calls = (transport.call(provider, request()) for _ in range(40))
+    await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 600)
+    assert len(sent) == 40
