@@ -631,7 +631,15 @@ def test_labels_of_a_referee_stay_but_for_those_of_a_person(tickets):
     assert {after[text]["nuc_source"] for text in by_hand} == {"person"}
 
 
-@pytest.mark.slow
+def test_the_answers_of_a_referee_are_no_run_of_a_store(tickets):
+    """After a killed run, without a date, they were taken to be the newest one."""
+    with LoopbackLLM(wrong_at_random) as llm:
+        more = ["--referee", "openai/better", "--store", "s.db", "-o", "out.csv"]
+        ran("classify", str(tickets), *options(llm), *more)
+        (line,) = [x for x in ran("store", "runs", "s.db")[0].splitlines() if "run " in x]
+        assert line.startswith("run 1, ")
+
+
 @pytest.mark.parametrize(
     "names", [{"other": "all else", **WORDS}, {**WORDS, "other": "all else"}, ["other", *WORDS]]
 )
@@ -647,6 +655,7 @@ def test_a_run_whose_label_for_none_is_first_or_described_is_found(tickets, name
     assert "4 labels (" in ran("store", "runs", "s.db", key=None)[0]
 
 
+@pytest.mark.slow
 def test_labels_that_a_run_withheld_are_withheld_after_learning(tickets):
     with LoopbackLLM(wrong_at_random) as llm:
         withheld = ["--min-trust", "0.9"]
