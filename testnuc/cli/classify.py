@@ -110,7 +110,7 @@ def _set_aside(output: str | None, before: str | None) -> None:
 
 
 def _share_of(escalate: str | None, referee: str | None, *, several: bool) -> float:
-    """Return the fraction of the texts to escalate: of "10%" or "0.1"."""
+    """Return the fraction of the texts to escalate, of "10%" or "0.1"; by default a tenth."""
     if escalate is None:
         # several labels are not escalated: the referee judges texts drawn at random
         return 0.0 if several else 0.1

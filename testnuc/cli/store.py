@@ -195,6 +195,7 @@ def _line(state: BatchState) -> str:
         status = status if state.error is None else "unknown"
     done = batch.usage.calls if batch.usage is not None else None if remote is None else remote.done
     parts = [
+        # enough to be unique
         batch.id.hex()[:12],
         f"{status:<13}",
         f"{'' if done is None else f'{done:,} of '}{batch.requests:,}".rjust(17),

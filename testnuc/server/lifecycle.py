@@ -59,6 +59,7 @@ async def serve(
         # a disconnected client cancels its calls
         handler_cancellation=True,
         keepalive_timeout=settings.idle_timeout,
+        # seconds to send finished responses
         shutdown_timeout=5.0,
         auto_decompress=False,
     )

@@ -159,6 +159,7 @@ def test_labels_that_are_renamed_merged_or_split(llm):
     assert (calls, "those whose label is split or gone alone" in err) == (60, True), err
 
 
+@pytest.mark.slow
 def test_calls_that_fail_say_nothing_of_the_texts_that_keep_their_answer(llm):
     """They counted as texts without the new label, and 70 of 600 kept a wrong one for good."""
     with pytest.raises(AssertionError, match="have no answer, so no others are kept; what came is"):
