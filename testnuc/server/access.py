@@ -229,7 +229,7 @@ class Queue:
             leave(left)
 
     def retry_after(self, texts: int) -> int:
-        """Return the whole seconds until there is room, at the present throughput; at most a minute."""
+        """Return the whole seconds until there is room, as far as known, at most a minute."""
         throughput = self._recent(time.monotonic()) / _MEMORY
         wanted = self.pending + texts - self.limit
         return min(max(1, math.ceil(wanted / throughput)), 60) if throughput > 0 else 1
