@@ -14,6 +14,7 @@ from testnuc.errors import (
     RateLimitedError,
     TestNUCError,
 )
+from testnuc.transport.retries import latest_start
 from tests.weather.response import MiB
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _may_end(world: Weather, run: int, error: Exception) -> bool:
         return True  # of that text
     if not any(sent.right for sent in world.sent if sent.run == 0):
         return True
-    if _deadlines(world) > DEADLINES:
+    if world.runs[0].seconds > DEADLINES * world.limits.retry.deadline:
         return True
     streak = longest = 0
     for number, _, status in world.requests:
@@ -101,7 +102,7 @@ def labels(world: Weather) -> Iterator[str]:
                 late = [error, error and (error.__cause__ or error.__context__)]
                 late = any(isinstance(one, (TimeoutError, CallTimeoutError)) for one in late)
                 # headers that lie, and calls that hang, hold a second attempt up until then
-                held_up = not i and late and _deadlines(world) > 1
+                held_up = not i and late and run.seconds >= latest_start(world.limits.retry)
                 if not over and not held_up and (i or text in world.healthy):
                     yield f"run {i}: no label for {text!r}: {error!r:.300}"
                 continue
@@ -109,11 +110,6 @@ def labels(world: Weather) -> Iterator[str]:
             known = hash_text(text) in world.stored
             if given != world.right[text] and (i == 0 or text in world.healthy or not known):
                 yield f"run {i}: {text!r} is labeled {given!r}, not {world.right[text]!r}"
-
-
-def _deadlines(world: Weather) -> float:
-    """Return how many deadlines the first run took."""
-    return world.runs[0].seconds / world.limits.retry.deadline
 
 
 def _meets_all(error: BaseException | None) -> bool:
