@@ -88,7 +88,8 @@ def labels(world: Weather) -> Iterator[str]:
         over = run.error is not None
         over |= run.stopped is not None and not (i == 0 and world.kind == "one")
         if i == 0:
-            errors = [run.stopped, *(result.error for result in run.results.values())]
+            answers = (result.error for result in run.results.values())
+            errors = [run.stopped, *answers, *run.failed.values()]
             over |= any(map(_meets_all, errors))
         over |= i == 0 and world.budget is not None
         for text in world.texts:
