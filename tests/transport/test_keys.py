@@ -420,9 +420,8 @@ async def test_a_call_whose_process_was_suspended_ends_with_its_own_error(loop):
         await transport.call(provider, request())
 
 
-@virtual.in_virtual_time
-async def test_calls_whose_key_expired_in_the_queue_keep_the_rate_limit(loop):
-    """Their permits were given before the next key came."""
+async def sent_at(loop, calls, life, latency=lambda sent: 0.0, **limits):
+    """Send calls with keys that live for so many seconds; return when each was sent."""
     sent = []
 
     class Server:
@@ -434,16 +433,24 @@ async def test_calls_whose_key_expired_in_the_queue_keep_the_rate_limit(loop):
             pass
 
     async def key():
-        await asyncio.sleep(20.0 if sent else 0.0)
-        return token(30 + loop.time())
+        await asyncio.sleep(latency(sent))
+        return token(life + loop.time())
 
     provider = OpenAI("m", base_url="http://127.0.0.1:9/v1", api_key=key)
     provider.keys._wall = loop.time
-    limits = Limits(requests_per_minute=30, concurrency=100, retry=RetryPolicy(attempts=1))
+    limits = Limits(retry=RetryPolicy(attempts=1), **limits)
     transport = Transport(limits, clock=loop.time, connections=Server())
-    calls = (transport.call(provider, request()) for _ in range(100))
-    await asyncio.gather(*calls, return_exceptions=True)
-    assert len(sent) == 100
+    every = (transport.call(provider, request()) for _ in range(calls))
+    await asyncio.wait_for(asyncio.gather(*every, return_exceptions=True), 3_600)
+    assert len(sent) == calls
+    return sent
+
+
+@virtual.in_virtual_time
+async def test_calls_whose_key_expired_in_the_queue_keep_the_rate_limit(loop):
+    """Their permits were given before the next key came."""
+    limits = {"requests_per_minute": 30, "concurrency": 100}
+    sent = await sent_at(loop, 100, 30, lambda sent: 20.0 if sent else 0.0, **limits)
     for i, begin in enumerate(sent):
         assert sum(begin <= one < begin + 60 for one in sent[i:]) <= 30
 
@@ -451,23 +458,4 @@ async def test_calls_whose_key_expired_in_the_queue_keep_the_rate_limit(loop):
 @virtual.in_virtual_time
 async def test_keys_that_live_for_less_time_than_a_call_waits_end_no_run(loop):
     """Each call gave its permit back for ever."""
-    sent = []
-
-    class Server:
-        async def post(self, provider, body, **_):
-            sent.append(loop.time())
-            raise aiohttp.ServerDisconnectedError
-
-        async def aclose(self):
-            pass
-
-    async def key():
-        return token(12 + loop.time())
-
-    provider = OpenAI("m", base_url="http://127.0.0.1:9/v1", api_key=key)
-    provider.keys._wall = loop.time
-    limits = Limits(requests_per_minute=30, concurrency=8, retry=RetryPolicy(attempts=1))
-    transport = Transport(limits, clock=loop.time, connections=Server())
-    calls = (transport.call(provider, request()) for _ in range(40))
-    await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 600)
-    assert len(sent) == 40
+    await sent_at(loop, 40, 12, requests_per_minute=30, concurrency=8)
