@@ -12,10 +12,15 @@ from testnuc.trust.evidence import Judgment
 from testnuc.trust.learned import Learned
 from testnuc.trust.review import Review, ReviewItem
 from testnuc.trust.thresholds import Thresholds
-from testnuc.types import SEPARATOR
+from testnuc.types import SEPARATOR, Prediction
 
 #: Ends what the LLM said, if it was shown other labels than those of now.
 BEFORE = " (of the labels before)"
+
+
+def is_kept(prediction: Prediction | None) -> bool:
+    """Whether it is an answer to the labels before that was kept."""
+    return prediction is not None and (prediction.said or "").endswith(BEFORE)
 
 
 def kept_scope(scope: bytes) -> bytes:

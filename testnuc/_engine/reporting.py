@@ -21,7 +21,7 @@ import orjson
 
 from testnuc._base.checks import hash_text
 from testnuc._base.display import today
-from testnuc._engine.carried import BEFORE
+from testnuc._engine.carried import is_kept
 from testnuc._engine.components import Components
 from testnuc._engine.run import Run
 from testnuc._engine.shortlist import compare_with_full_labels
@@ -256,8 +256,7 @@ def _overview(parts: Components, results: Results) -> Iterator[str]:
         f"{len(parts.labels.names):,} labels; {results.labels.count(None):,} have none. "
         f"The labels now are from: {listed or 'nothing'}."
     )
-    said = (row.prediction.said for row in results if row.prediction is not None)
-    if kept := sum((one or "").endswith(BEFORE) for one in said):
+    if kept := sum(is_kept(row.prediction) for row in results):
         former = "their prompt is what `testnuc describe` says of the earlier file"
         yield f"{kept:,} of the LLM's answers are to the labels before a change: {former}."
     yield f"\nWritten on {today()}. This page shows none of the texts."

@@ -71,12 +71,14 @@ class Run:
         self.notes: list[str] = []
         #: The error that ended the run: what was answered before is handed over.
         self.failure: Exception | None = None
-        # a label that the user gave is the right one
-        own = enumerate(entry.label for entry in batch.own)
-        given = {at: label for at, label in own if label is not None}
-        if given:
-            judged = {at: batch.labels.judged(label, "person") for at, label in given.items()}
-            self.judge({at: (classes, "person") for at, classes in judged.items()})
+        #: Of texts whose label the user gave: the right one.
+        self._given: Said = {
+            at: (batch.labels.judged(entry.label, "person"), "person")
+            for at, entry in enumerate(batch.own)
+            if entry.label is not None
+        }
+        if self._given:
+            self.judge(self._given)
 
     def judge(self, said: Said) -> None:
         """Let judgments win; no referee takes a protected label away."""
@@ -93,8 +95,7 @@ class Run:
 
     def _allowed(self, said: Said) -> Said:
         """Return judgments without those of a referee against a label that only a person takes."""
-        given = {at for at, entry in enumerate(self.batch.own) if entry.label is not None}
-        said = {at: of for at, of in said.items() if of[1] == "person" or at not in given}
+        said = {at: of for at, of in said.items() if of[1] == "person" or at not in self._given}
         learned = self.votes.settings.learned
         if learned is None or not learned.rule.protected:
             return said

@@ -17,7 +17,7 @@ import numpy as np
 
 from testnuc._base.arrays import Float16s
 from testnuc._base.checks import hash_text
-from testnuc._engine.carried import BEFORE, added_labels, carried_over, kept_scope
+from testnuc._engine.carried import BEFORE, added_labels, carried_over, is_kept, kept_scope
 from testnuc._engine.components import Components
 from testnuc._engine.reporting import shown
 from testnuc._engine.shortlist import Shortlist
@@ -82,15 +82,11 @@ async def reuse_answers(
     return await _reused(nuc, texts, found, new, was, progress, lane) if wanted else 0
 
 
-def _is_kept(stored: Prediction | None) -> bool:
-    return stored is not None and (stored.said or "").endswith(BEFORE)
-
-
 async def _forget_kept(parts: Components, texts: Sequence[str]) -> None:
     """Delete the answers that were kept."""
     store, scope, key = parts.store, parts.predictor.scope, parts.predictor.key
     await store.forget(scope=kept_scope(scope))
-    if kept := sum(map(_is_kept, await store.get_predictions([key(text) for text in texts]))):
+    if kept := sum(map(is_kept, await store.get_predictions([key(text) for text in texts]))):
         if await store.count(scope) > kept:
             to_stderr(
                 f"note: {kept:,} texts keep their answers to the labels before, as this run has "
@@ -127,7 +123,7 @@ async def _reused(
     keys = [parts.predictor.key(text) for text in texts]
     held = await parts.store.get_predictions(keys)
     # an answer that an earlier run kept is no evidence
-    unasked = {at for at, one in enumerate(held) if _is_kept(one)}
+    unasked = {at for at, one in enumerate(held) if is_kept(one)}
     # exact: a graph of all texts would take longer than the few searches
     index = NearestVectors(vectors.shape[1], exact_below=2 * len(texts) + 2)
     await asyncio.to_thread(index.add, vectors, every.astype(np.uint64))

@@ -37,16 +37,14 @@ _REFUSED = 400
 _OF_SPANS = ("testnuc.", "gen_ai.output.", "gen_ai.request.t", "gen_ai.request.max")
 
 
-@contextlib.contextmanager
-def operation(telemetry: "Telemetry | None", name: str, **facts: Any) -> "Iterator[_Operation]":
-    """Trace an operation of the client, such as ``"classify_many"``.
+def operation(
+    telemetry: "Telemetry | None", name: str, **facts: Any
+) -> contextlib.AbstractContextManager[Any]:
+    """Return a context manager for an operation of the client, such as ``"classify_many"``.
 
     Its ``set`` adds attributes, each named ``testnuc.<fact>``.
     """
-    with contextlib.nullcontext() if telemetry is None else telemetry.span(name) as span:
-        made = _Operation(span)
-        made.set(**facts)
-        yield made
+    return _SILENT if telemetry is None else telemetry.operation(name, facts)
 
 
 def context() -> Any:
@@ -120,9 +118,13 @@ class Telemetry:
         )
         return cls(provider, model, url) if listens else None
 
-    def span(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        """Return the span of an operation of the client."""
-        return self._span(f"testnuc.{name}", {}, self._trace.SpanKind.INTERNAL)
+    @contextlib.contextmanager
+    def operation(self, name: str, facts: Mapping[str, Any]) -> "Iterator[_Operation]":
+        """Trace an operation of the client; see the function of that name."""
+        with self._span(f"testnuc.{name}", {}, self._trace.SpanKind.INTERNAL) as span:
+            operation = _Operation(span)
+            operation.set(**facts)
+            yield operation
 
     @contextlib.contextmanager
     def chat(self, request: Request) -> "Iterator[_Chat]":
@@ -192,7 +194,7 @@ class Telemetry:
 
 
 class _Operation:
-    def __init__(self, span: Any) -> None:
+    def __init__(self, span: Any = None) -> None:
         self._span = span
 
     def set(self, **facts: Any) -> None:
@@ -200,6 +202,10 @@ class _Operation:
         for name, value in facts.items():
             if self._span is not None and value is not None:
                 self._span.set_attribute(f"testnuc.{name}", value)
+
+
+#: Without telemetry; created once, because it is entered with every call.
+_SILENT = contextlib.nullcontext(_Operation())
 
 
 class _Chat(_Operation):
